@@ -1,0 +1,47 @@
+"""The exported winner: ``profile.yaml``."""
+
+from pydantic import Field
+
+from runner.schema.base import Model
+from runner.schema.launch import LaunchConfig
+from runner.schema.trial import Provenance
+
+
+class ProfileLevel(Model):
+    """Measured output tok/s at one concurrency, the baseline's beside it. None: not measured."""
+
+    concurrency: int
+    output_tok_s: float | None
+    baseline_output_tok_s: float | None
+    change_percent: float | None = None
+    verdict: str
+
+
+class Chosen(Model):
+    """How the winner was chosen."""
+
+    study: str
+    trial: int
+    rule: str
+    trials: int
+    starts: int
+    runner_up: int | None = None
+    margin_percent: float | None = None
+
+
+class Profile(Model):
+    """A launch configuration ready to serve, with the numbers that chose it.
+
+    ``engine`` stands first: ``simulated`` says that no real engine made the numbers.
+    """
+
+    engine: str
+    note: str | None = None
+    fingerprint: str
+    config: LaunchConfig
+    goal_concurrency: int
+    goal_output_tok_s: float
+    levels: tuple[ProfileLevel, ...] = Field(default=())
+    synthetic_acceptance: float | None = None
+    chosen: Chosen
+    provenance: Provenance = Provenance()
