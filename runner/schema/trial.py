@@ -10,7 +10,7 @@ from runner.errors import FailureKind
 from runner.schema.base import Model, Scalar
 from runner.schema.launch import Effective, LaunchConfig
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 """Of ``TrialRecord``; a record of every earlier version stays readable (tests/golden/records)."""
 
 
