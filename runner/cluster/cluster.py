@@ -1,0 +1,196 @@
+"""A connection to Ray, and the handle of one node actor. See the room's ``__init__``."""
+
+import importlib.metadata
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from runner.errors import EnvironmentFault, UsageError
+from runner.node import Node
+from runner.schema.launch import Phase, StartReport, StopReport, TrialOrder
+from runner.schema.trial import Measurement, Provenance
+
+T = TypeVar("T")
+
+POLL_S = 0.2
+"""How often a waiting call looks whether it was cancelled; Ctrl-C is answered within it."""
+
+ANSWER_S = 30.0
+"""Longest wait for calls that only look (phase, provenance). A node that does not answer for so long is lost."""
+
+LEASE_S = 120.0
+"""Longest wait for an actor to be placed once the cluster has enough GPUs in all."""
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+class _NodeActor:
+    """The node's calls inside Ray. Several may run at once: ``phase`` answers while ``start`` works."""
+
+    def __init__(self, folder: str | None) -> None:
+        leased = tuple(str(gpu) for gpu in ray.get_gpu_ids())
+        self._node = Node(Path(folder or tempfile.mkdtemp(prefix="tok100-")), gpu_ids=leased)
+
+    def start(self, order: TrialOrder) -> StartReport:
+        return self._node.start(order)
+
+    def measure(self, concurrency: int) -> tuple[Measurement, bytes]:
+        return self._node.measure(concurrency)
+
+    def stop(self) -> StopReport:
+        return self._node.stop()
+
+    def phase(self) -> Phase:
+        return self._node.phase()
+
+    def reap(self, marker: str) -> list[str]:
+        return self._node.reap(marker)
+
+    def provenance(self) -> Provenance:
+        return self._node.provenance()
+
+
+class NodeHandle:
+    """One node actor as the driver sees it. Calls block, answer to ``cancelled`` and raise ``TrialFailure``."""
+
+    def __init__(self, actor: Any, gpus: int, check_cancelled: Callable[[], None]) -> None:
+        self._actor = actor
+        self.gpus = gpus
+        self._check_cancelled = check_cancelled
+
+    def start(self, order: TrialOrder) -> StartReport:
+        return self._wait(self._actor.start.remote(order))
+
+    def measure(self, concurrency: int) -> tuple[Measurement, bytes]:
+        return self._wait(self._actor.measure.remote(concurrency))
+
+    def stop(self) -> StopReport:
+        """Stops the server. Not cancelled by Ctrl-C: a server that is being stopped is stopped to its end."""
+        return self._get(self._actor.stop.remote(), None)
+
+    def phase(self) -> Phase:
+        return self._get(self._actor.phase.remote(), ANSWER_S)
+
+    def reap(self, marker: str) -> list[str]:
+        """Ends what is left of the trial ``marker`` on this node. Returns what was found."""
+        return self._get(self._actor.reap.remote(marker), None)
+
+    def provenance(self) -> Provenance:
+        return self._get(self._actor.provenance.remote(), ANSWER_S)
+
+    def kill(self) -> None:
+        """Ends the actor. Its server, should one be left, dies with the actor's pipe."""
+        ray.kill(self._actor)
+
+    def _wait(self, reference: "ray.ObjectRef[T]") -> T:
+        while not ray.wait([reference], timeout=POLL_S)[0]:
+            self._check_cancelled()
+        return self._get(reference, None)
+
+    def _get(self, reference: "ray.ObjectRef[T]", timeout_s: float | None) -> T:
+        try:
+            result: T = ray.get(reference, timeout=timeout_s)
+        except RayTaskError as error:
+            # Ray wraps what the actor raised; the cause is the real thing, facts and all.
+            raise error.cause from error
+        except RayActorError as error:
+            raise EnvironmentFault(f"the Ray actor of this trial is gone: {_first_line(error)}") from error
+        except GetTimeoutError as error:
+            raise EnvironmentFault(f"the Ray actor did not answer within {timeout_s} s") from error
+        return result
+
+
+class Cluster:
+    """A local Ray or a running cluster; use as a context manager.
+
+    Args:
+        address: Of a running cluster (``RAY_ADDRESS`` style); None starts Ray on this machine.
+        gpus: GPUs a local Ray shall believe in, for a simulated engine; None lets Ray look.
+        check_cancelled: Called while waiting; raises ``Cancelled`` to give a trial up.
+
+    Raises:
+        UsageError: The address does not answer.
+    """
+
+    def __init__(self, address: str | None, *, gpus: int | None, check_cancelled: Callable[[], None]) -> None:
+        self._address = address
+        self._gpus = gpus
+        self._check_cancelled = check_cancelled
+        self._handle: NodeHandle | None = None
+        self._quarantined: list[NodeHandle] = []
+
+    def __enter__(self) -> Self:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # Ray warns about a coming change of a behaviour that nothing here relies on.
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        if self._address is None:
+            # Workers start from the raylet's environment, and that from ours.
+            os.environ["PYTHONPATH"] = os.pathsep.join(
+                dict.fromkeys([str(PACKAGE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+            ).strip(os.pathsep)
+            ray.init(address="local", num_gpus=self._gpus, **options)
+            return self
+        try:
+            ray.init(address=self._address, runtime_env={"py_modules": [str(PACKAGE)]}, **options)
+        except ConnectionError as error:
+            raise UsageError(
+                f"no Ray cluster answers at {self._address!r}: {_first_line(error)}",
+                remedy="start one with `ray start --head`, or leave the address out to use this machine",
+            ) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.drop()
+        ray.shutdown()
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole cluster."""
+        return int(ray.cluster_resources().get("GPU", 0))
+
+    def node(self, gpus: int) -> NodeHandle:
+        """A node actor that holds ``gpus`` GPUs; the last one is used again when it holds as many.
+
+        Raises:
+            EnvironmentFault: The GPUs are not to be had.
+        """
+        if self._handle is not None and self._handle.gpus == gpus:
+            return self._handle
+        self.drop()
+        free = self.gpus - sum(handle.gpus for handle in self._quarantined)
+        if gpus > free:
+            raise EnvironmentFault(f"{gpus} GPUs are needed and {free} are usable in this cluster")
+        actor = ray.remote(_NodeActor).options(num_gpus=gpus, num_cpus=0, max_concurrency=4, max_restarts=0)
+        self._handle = NodeHandle(actor.remote(os.environ.get("TOK100_WORK")), gpus, self._check_cancelled)
+        self._handle._get(self._handle._actor.phase.remote(), LEASE_S)
+        return self._handle
+
+    def drop(self) -> None:
+        """Gives the last node's GPUs back."""
+        if self._handle is not None:
+            self._handle.kill()
+            self._handle = None
+
+    def quarantine(self) -> None:
+        """Keeps the last node's GPUs leased so that nobody gets them again, and forgets the node."""
+        if self._handle is not None:
+            self._quarantined.append(self._handle)
+            self._handle = None
+
+
+def version() -> str:
+    """Ray's own version."""
+    return importlib.metadata.version("ray")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

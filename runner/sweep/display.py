@@ -1,0 +1,125 @@
+"""What a sweep shows while it runs: two progress bars on a terminal, plain lines elsewhere.
+
+Knows records and phases, not how they come about.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from runner.errors import TrialFailure
+from runner.load.table import level_line
+from runner.schema.launch import Phase
+from runner.schema.trial import Measurement, Outcome, TrialRecord
+
+POLL_S = 0.5
+"""How often the node is asked for its phase."""
+
+
+def clock(seconds: float) -> str:
+    """``75`` as ``1:15``, ``4000`` as ``1:06:40``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Display:
+    """The terminal of one sweep; use as a context manager.
+
+    Args:
+        console: Where to.
+        trials: Trials of the whole study.
+        unit: What a tok/s is called here: ``tok/s`` or ``simulated tok/s``.
+    """
+
+    def __init__(self, console: Console, *, trials: int, unit: str) -> None:
+        self._console = console
+        self._trials = trials
+        self._unit = unit
+        self._began = time.monotonic()
+        self._spent_s: list[float] = []
+        self._best = "none yet"
+        self._shown_phase = ""
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
+            console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._study_bar: TaskID | None = None
+        self._trial_bar: TaskID | None = None
+
+    def __enter__(self) -> "Display":
+        self._progress.start()
+        self._study_bar = self._progress.add_task("trials", total=self._trials, note="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def say(self, text: str, style: str = "") -> None:
+        """One line that stays."""
+        self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def trial(self, title: str, steps: tuple[str, ...], phase: Callable[[], Phase]) -> Iterator[None]:
+        """Shows a trial and follows its phase for as long as the block runs."""
+        self.say(title, style="bold")
+        self._shown_phase = ""
+        self._trial_bar = self._progress.add_task("  this trial", total=len(steps), note="")
+        over = threading.Event()
+        follower = threading.Thread(target=self._follow, args=(over, steps, phase), daemon=True)
+        follower.start()
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            over.set()
+            follower.join()
+            self._spent_s.append(time.monotonic() - began)
+            self._progress.remove_task(self._trial_bar)
+
+    def measured(self, measurement: Measurement) -> None:
+        """One level's line, in the manner people know."""
+        self.say("  " + level_line(measurement))
+
+    def ended(self, record: TrialRecord, done: int, best: str) -> None:
+        """A trial's last line, and the bars moved on."""
+        self._best = best
+        if record.duplicate_of is not None:
+            self.say(f"  same as trial {record.duplicate_of}: its ladder is taken over")
+        elif record.failure is not None:
+            word = "ruled out" if record.outcome is Outcome.PRUNED else "failed"
+            self.say(f"  {word}: {record.failure.kind}: {record.failure.message}", style="yellow")
+        if self._study_bar is not None:
+            self._progress.update(self._study_bar, completed=done, note=self._study_note(done))
+        if not self._console.is_terminal:
+            self.say(f"  {done}/{self._trials} trials, {self._study_note(done)}")
+
+    def _study_note(self, done: int) -> str:
+        elapsed_s = time.monotonic() - self._began
+        left = max(self._trials - done, 0)
+        mean_s = sum(self._spent_s) / len(self._spent_s) if self._spent_s else None
+        eta = "" if mean_s is None or not left else f", about {clock(mean_s * left)} left"
+        return f"{clock(elapsed_s)} elapsed{eta}; best {self._best}"
+
+    def _follow(self, over: threading.Event, steps: tuple[str, ...], phase: Callable[[], Phase]) -> None:
+        while not over.wait(POLL_S):
+            try:
+                now = phase()
+            except TrialFailure:
+                # The trial itself will say what became of its node.
+                return
+            self._show(now, steps)
+
+    def _show(self, phase: Phase, steps: tuple[str, ...]) -> None:
+        name = phase.name.split(" ")[0]
+        if self._trial_bar is not None:
+            done = steps.index(name) if name in steps else 0
+            note = f"{phase.name} {clock(phase.elapsed_s)} {phase.detail}"
+            self._progress.update(self._trial_bar, completed=done, note=note)
+        if phase.name != self._shown_phase and not self._console.is_terminal:
+            self.say(f"  {phase.name} {phase.detail}".rstrip())
+        self._shown_phase = phase.name
