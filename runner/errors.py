@@ -46,6 +46,23 @@ class UsageError(RunnerError):
         return f"{place}{self.problem}" + (f"\n  {self.remedy}" if self.remedy else "")
 
 
+class StoreError(RunnerError):
+    """The results cannot be written (disk full, no permission). The sweep stops; what was finished is safe.
+
+    Args:
+        problem: What could not be written, and why.
+        path: Where.
+    """
+
+    def __init__(self, problem: str, path: Path | str) -> None:
+        super().__init__(problem, path)
+        self.problem = problem
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}\n  Free some space, then run the same command again: it goes on from here."
+
+
 class FailureKind(StrEnum):
     """How a trial failed. One meaning each; the search and the tables decide by it."""
 
