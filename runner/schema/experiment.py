@@ -101,6 +101,17 @@ class Slo(Model):
     e2el_ms: PositiveFloat | None = None
 
 
+class LevelProtocol(Model):
+    """What one concurrency does differently from the rest of the ladder; None: the same. See ``Protocol``."""
+
+    warmup_min_s: float | None = Field(default=None, ge=0)
+    warmup_max_s: float | None = Field(default=None, ge=0)
+    window_s: PositiveFloat | None = None
+    windows: PositiveInt | None = None
+    max_windows: PositiveInt | None = None
+    requests: PositiveInt | None = None
+
+
 class Protocol(Model):
     """How one concurrency is measured.
 
@@ -119,6 +130,7 @@ class Protocol(Model):
         drain_s: Longest wait for open streams at the end of a cell.
         reset_prefix_cache: Reset between cells (checked by reply and by counters).
         slo: Bounds for goodput, if any.
+        levels: What single concurrencies do differently (noisy ones want more windows).
     """
 
     warmup_min_s: float = Field(default=2.0, ge=0)
@@ -135,6 +147,12 @@ class Protocol(Model):
     drain_s: PositiveFloat = 120.0
     reset_prefix_cache: bool = True
     slo: Slo | None = None
+    levels: dict[PositiveInt, LevelProtocol] = {}
+
+    def at(self, concurrency: int) -> "Protocol":
+        """The protocol of one concurrency, its own differences applied."""
+        own = self.levels.get(concurrency, LevelProtocol()).model_dump(exclude_none=True)
+        return Protocol.model_validate(self.model_dump() | {"levels": {}} | own)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
