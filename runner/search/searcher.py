@@ -1,0 +1,276 @@
+"""Optuna behind two calls: ask and tell.
+
+Two Optuna studies: one in memory that the sampler learns from, and ``study.db``, which gets each trial when it is
+finished. Proposals that are refused (a duplicate, or what the model rules out) only ever exist in memory.
+"""
+
+import hashlib
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from runner.errors import Infeasible, UsageError
+from runner.schema.base import Scalar
+from runner.schema.experiment import Experiment
+from runner.schema.trial import Outcome, Role, TrialRecord
+from runner.search.encoding import Params, SearchedSpace, encode, points, suggest
+from runner.search.schedule import Due, Proposal, due, excesses, not_its_fault, slots
+from runner.search.store import Store
+from runner.verdict import objective, objective_levels
+
+MAX_REFUSED = 500
+"""Proposals in a row that may be refused before a study counts as exhausted; one takes about a millisecond."""
+
+MAX_ENUMERATED = 4096
+"""A space of more points than this is not enumerated; no budget of server starts comes near it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What Optuna is told of a record."""
+
+    state: TrialState
+    values: tuple[float, ...] | None
+    constraints: dict[str, float]
+
+
+class Searcher:
+    """Proposes trials of one study, and learns from their records.
+
+    Args:
+        space: Knobs, their conditions, and what a point resolves to.
+        experiment: Budget, goal, guard-rails, sampler and seed.
+        study: Name in the store.
+        storage: SQLite file; None keeps no store.
+        records: What was finished before, in order.
+
+    Raises:
+        UsageError: ``sampler: grid`` on a space that cannot be enumerated.
+        StoreError: The store cannot be opened or written.
+
+    Attributes:
+        ended: Why ``ask`` gave None; None while it has not.
+        ruled_out: Reason -> proposals that were refused because the model or the node rules them out.
+    """
+
+    def __init__(
+        self,
+        space: SearchedSpace,
+        experiment: Experiment,
+        *,
+        study: str,
+        storage: Path | None,
+        records: Sequence[TrialRecord] = (),
+    ) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.ended: str | None = None
+        self.ruled_out: Counter[str] = Counter()
+        self._space = space
+        self._experiment = experiment
+        self._directions = [StudyDirection.MAXIMIZE] * len(objective_levels(experiment))
+        self._memory = optuna.create_study(directions=self._directions)
+        self._records: list[TrialRecord] = []
+        self._running: dict[int, tuple[Proposal, optuna.Trial]] = {}
+        self._proposed: set[str] = set()
+        self._exhausted = False
+        self._grid = self._choose_grid()
+        frozen = [self._learn(record) for record in records]
+        self._store = None if storage is None else Store(storage, study, self._directions, frozen)
+
+    def ask(self, *, closing: bool = False) -> Proposal | None:
+        """The next trial; None when there is nothing more to run (``ended`` says why).
+
+        Args:
+            closing: Propose nothing new, only what is still owed: the baseline's last start and finalists.
+        """
+        running = [proposal for proposal, _ in self._running.values()]
+        wanted = due(self._records, running, self._experiment, closing=closing)
+        if wanted is not None and wanted.params is None:
+            found = None if self._exhausted else self._new_point()
+            if found is not None:
+                return self._hand_out(Due(Role.SEARCH, found[0]), found[1])
+            self._exhausted = True
+            wanted = due(self._records, running, self._experiment, closing=True)
+        if wanted is None or wanted.params is None:
+            self.ended = "every configuration was tried" if self._exhausted else "the budget of trials is used up"
+            return None
+        return self._hand_out(wanted, self._fixed(wanted.params))
+
+    def tell(self, record: TrialRecord) -> None:
+        """Learns from a record, be it of a trial that was asked for or not.
+
+        Raises:
+            StoreError: The store cannot be written.
+        """
+        _, trial = self._running.pop(record.number, (None, None))
+        frozen = self._learn(record, trial)
+        if self._store is not None:
+            self._store.add(frozen)
+
+    def close(self) -> None:
+        """Lets go of the store."""
+        if self._store is not None:
+            self._store.close()
+
+    # Proposing
+
+    def _hand_out(self, wanted: Due, trial: optuna.Trial) -> Proposal:
+        assert wanted.params is not None
+        number = max([r.number for r in self._records] + list(self._running), default=-1) + 1
+        proposal = Proposal(number, wanted.params, wanted.role, wanted.repeat_of)
+        self._running[number] = (proposal, trial)
+        self._proposed.update(self._keys(wanted.params))
+        return proposal
+
+    def _new_point(self) -> tuple[dict[str, Scalar], optuna.Trial] | None:
+        """A point that was not tried: the next of the grid, else the sampler's; None when there is none."""
+        if self._grid is not None:
+            return self._next_of(self._grid)
+        self._memory.sampler = self._sampler()
+        for _ in range(MAX_REFUSED):
+            trial = self._memory.ask()
+            params = suggest(trial, self._space)
+            refusal = self._refusal(params)
+            if refusal is None:
+                return params, trial
+            self.ruled_out[refusal] += 1
+            self._memory.tell(trial, state=TrialState.FAIL)
+        return self._next_of(itertools.islice(points(self._space) or (), MAX_ENUMERATED))
+
+    def _next_of(self, every: Iterator[dict[str, Scalar]]) -> tuple[dict[str, Scalar], optuna.Trial] | None:
+        fresh = next((point for point in every if self._refusal(point) is None), None)
+        return None if fresh is None else (fresh, self._fixed(fresh))
+
+    def _refusal(self, params: Params) -> str | None:
+        """Why a point is not worth a trial: tried already, ruled out, or known to fail; None when it is."""
+        failing = {k.name: params[k.name] for k in self._space.knobs if params.get(k.name) in k.keep_failing}
+        if any(self._failed_with(name, label) for name, label in failing.items()):
+            return "kept to fail on purpose, and has failed"
+        if self._proposed.intersection(self._keys(params)):
+            return "tried already"
+        try:
+            self._space.resolve(params)
+        except Infeasible as reason:
+            return None if failing else reason.message
+        return None
+
+    def _failed_with(self, knob: str, label: Scalar) -> bool:
+        return any(
+            r.params.get(knob) == label and r.outcome is not Outcome.COMPLETE and not not_its_fault(r)
+            for r in self._records
+        )
+
+    def _keys(self, params: Params) -> set[str]:
+        """Names of a point: as asked, and what it resolves to where it can run."""
+        asked = json.dumps(dict(params), sort_keys=True)
+        try:
+            return {asked, self._space.resolve(params).fingerprint}
+        except Infeasible:
+            return {asked}
+
+    def _fixed(self, params: Params) -> optuna.Trial:
+        encoded = encode(params, self._space)
+        if encoded is None:
+            raise ValueError(f"{dict(params)} is no point of the space")
+        self._memory.enqueue_trial(encoded[0])
+        trial = self._memory.ask()
+        suggest(trial, self._space)
+        return trial
+
+    def _sampler(self) -> BaseSampler:
+        """A fresh sampler for the next trial; a resumed study would replay its first proposals with the first seed."""
+        text = f"{self._experiment.search.seed}:{len(self._records) + len(self._running)}"
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
+        if self._experiment.search.sampler == "random":
+            return RandomSampler(seed=seed)
+        startup = self._experiment.search.startup_trials
+        return TPESampler(seed=seed) if startup is None else TPESampler(seed=seed, n_startup_trials=startup)
+
+    # Enumerating
+
+    def _choose_grid(self) -> Iterator[dict[str, Scalar]] | None:
+        """The points to go through one by one, in an order of the seed; None: the sampler proposes."""
+        sampler = self._experiment.search.sampler
+        if sampler not in ("auto", "grid"):
+            return None
+        every = points(self._space)
+        found = [] if every is None else list(itertools.islice(every, MAX_ENUMERATED + 1))
+        countable = every is not None and len(found) <= MAX_ENUMERATED
+        if sampler == "grid" and not countable:
+            raise UsageError(
+                f"`sampler: grid` needs a space of at most {MAX_ENUMERATED} points that can be counted",
+                remedy="Use `sampler: auto`, or give each range a step.",
+            )
+        if not countable or (sampler == "auto" and self._distinct(found) > slots(self._experiment).search):
+            return None
+        random.Random(self._experiment.search.seed).shuffle(found)
+        return iter(found)
+
+    def _distinct(self, every: Sequence[dict[str, Scalar]]) -> int:
+        """How many of these points are worth a trial, the baseline not among them."""
+        seen = self._keys({})
+        count = 0
+        for point in every:
+            keys = self._keys(point)
+            count += not seen & keys and self._refusal(point) is None
+            seen |= keys
+        return count
+
+    # Learning
+
+    def _learn(self, record: TrialRecord, trial: optuna.Trial | None = None) -> FrozenTrial:
+        told = self._told(record)
+        frozen = self._frozen(record, told)
+        if trial is None:
+            self._memory.add_trial(frozen)
+        else:
+            for name, value in told.constraints.items():
+                trial.set_constraint(name, value)
+            self._memory.tell(trial, told.values, told.state)
+        self._records.append(record)
+        self._proposed.update((json.dumps(record.params, sort_keys=True), record.fingerprint))
+        return frozen
+
+    def _told(self, record: TrialRecord) -> Told:
+        """Samplers forget FAIL, so a configuration that failed is told PRUNED with a constraint that is not met."""
+        if not_its_fault(record) or encode(record.params, self._space) is None:
+            return Told(TrialState.FAIL, None, {})
+        values = objective(record, self._experiment)
+        if values is None:
+            return Told(TrialState.PRUNED, None, {"failed": 1.0})
+        missed = excesses(record, [*self._records, record], self._experiment)
+        return Told(TrialState.COMPLETE, values, {"failed": 0.0, **{f"C={c}": x for c, x in missed.items()}})
+
+    def _frozen(self, record: TrialRecord, told: Told) -> FrozenTrial:
+        values, distributions = encode(record.params, self._space) or ({}, {})
+        return create_trial(
+            state=told.state,
+            values=told.values,
+            params=values,
+            distributions=distributions,
+            constraints=told.constraints,
+            user_attrs=_attributes(record),
+        )
+
+
+def _attributes(record: TrialRecord) -> dict[str, Scalar]:
+    """What a reader of the store wants to know of a trial; ``number`` ties it to its record."""
+    found: dict[str, Scalar] = {
+        "number": record.number,
+        "role": str(record.role),
+        "outcome": str(record.outcome),
+        "fingerprint": record.fingerprint,
+        "simulated": record.simulated,
+    }
+    if record.failure is not None:
+        found["failure"] = str(record.failure.kind)
+    return found
