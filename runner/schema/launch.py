@@ -47,6 +47,8 @@ class TrialOrder(Model):
         ladder: Concurrencies that will be asked for, in order.
         seed: Seed from which every cell's prompts derive.
         evidence: Start with NCCL's debug log on and collect it; such a start is never timed.
+        allow_env: Stray variables of the node's shell that may reach the server (``allow_env`` of the experiment).
+        python: Interpreter that has vLLM; None takes ``TOK100_PYTHON`` of the node, else the one that runs this package.
     """
 
     study: str
@@ -61,6 +63,8 @@ class TrialOrder(Model):
     ladder: tuple[PositiveInt, ...]
     seed: int
     evidence: bool = False
+    allow_env: tuple[str, ...] = ()
+    python: str | None = None
 
 
 class Phase(Model):

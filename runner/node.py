@@ -1,0 +1,123 @@
+"""Start, measure, stop on the machine that has the hardware. Run bare, or inside an actor.
+
+One trial at a time. ``phase`` may be asked from another thread while a call is under way.
+"""
+
+import shutil
+import threading
+import time
+from pathlib import Path
+
+from runner.errors import Cancelled
+from runner.load.measure import Bench
+from runner.load.server import Target
+from runner.schema.launch import Phase, StartReport, StopReport, TrialOrder
+from runner.schema.trial import Measurement, Provenance
+from runner.serving import processes, provenance
+from runner.serving.server import Server
+
+
+class Node:
+    """The hardware's own end of a trial.
+
+    Args:
+        folder: Where trials run; each gets a folder of its own below it, gone after ``stop``.
+        gpu_ids: GPUs leased for this node, by number or UUID; none on a CPU.
+    """
+
+    def __init__(self, folder: Path, gpu_ids: tuple[str, ...] = ()) -> None:
+        self._folder = folder
+        self._gpu_ids = gpu_ids
+        self._server: Server | None = None
+        self._bench: Bench | None = None
+        self._order: TrialOrder | None = None
+        self._phase = ("idle", "", time.monotonic())
+        self._lock = threading.Lock()
+
+    def start(self, order: TrialOrder) -> StartReport:
+        """Bring up the server of a trial; one that is still there is taken down first.
+
+        Raises:
+            TrialFailure: It did not come up. ``stop`` then gives its log.
+        """
+        self.stop()
+        self._order = order
+        self._server = Server(order, self._trial_folder(order), self._gpu_ids, self._enter)
+        return self._server.start()
+
+    def measure(self, concurrency: int) -> tuple[Measurement, bytes]:
+        """One level of the ladder on the running server.
+
+        Returns:
+            The measurement and its raw samples, compressed (empty when there are none).
+
+        Raises:
+            TrialFailure: The server failed, or no valid number could be made.
+        """
+        server, order = self._running()
+        path = self._trial_folder(order) / f"samples-c{concurrency}.parquet"
+        self._enter(f"C={concurrency}", "")
+        server.check()
+        if self._bench is None:
+            self._bench = Bench(_target(server), order.workload)
+        measurement = self._bench.measure(
+            order.protocol,
+            concurrency,
+            order.seed,
+            on_phase=lambda name: self._enter(name, ""),
+            check=server.check,
+            samples_path=path,
+        )
+        server.check()
+        return measurement, path.read_bytes() if path.is_file() else b""
+
+    def stop(self) -> StopReport:
+        """Take the server down and hand over its log. Fine when nothing runs."""
+        if self._bench is not None:
+            self._bench.close()
+            self._bench = None
+        if self._server is None or self._order is None:
+            return StopReport(durations_s={})
+        report = self._server.stop()
+        shutil.rmtree(self._trial_folder(self._order), ignore_errors=True)
+        self._server = None
+        self._enter("idle", "")
+        return report
+
+    def phase(self) -> Phase:
+        """Where the trial is right now."""
+        with self._lock:
+            name, detail, since_s = self._phase
+        return Phase(name=name, elapsed_s=round(time.monotonic() - since_s, 1), detail=detail)
+
+    def reap(self, marker: str) -> list[str]:
+        """End what is left of the trial ``marker`` on this machine.
+
+        Returns:
+            What was found, a line each.
+        """
+        found = [f"{one.pid} {one.command}" for one in processes.marked(marker) if one.marker == marker]
+        processes.reap(marker)
+        return found
+
+    def provenance(self) -> Provenance:
+        """What this machine is and has installed."""
+        return provenance.provenance(None if self._order is None else self._order.python)
+
+    def _running(self) -> tuple[Server, TrialOrder]:
+        if self._server is None or self._order is None:
+            raise Cancelled("no server runs on this node: it was stopped, or never started")
+        return self._server, self._order
+
+    def _trial_folder(self, order: TrialOrder) -> Path:
+        return self._folder / f"trial-{order.number}-{order.config.fingerprint}"
+
+    def _enter(self, name: str, detail: str) -> None:
+        with self._lock:
+            since_s = time.monotonic() if name != self._phase[0] else self._phase[2]
+            self._phase = (name, detail, since_s)
+
+
+def _target(server: Server) -> Target:
+    front_end = () if server.pid is None else (server.pid,)
+    return Target(base_url=server.base_url, model=server.served_name, api_server_pids=front_end)

@@ -1,0 +1,48 @@
+"""What a process that does not move was doing: Python stacks by py-spy, GPU use and power. Bounded in time."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.serving import gpu
+from runner.serving.processes import command, marked
+
+_MOST_PROCESSES = 6
+_DUMP_S = 5.0
+
+
+def evidence(marker: str, gpu_ids: Sequence[str]) -> dict[str, Any]:
+    """Stacks of the trial's processes and the state of its GPUs, as far as they can be had."""
+    processes = [process for process in marked(marker) if process.marker == marker]
+    found: dict[str, Any] = {"processes": [f"{process.pid} {process.command[:200]}" for process in processes]}
+    tool = _py_spy()
+    if tool is not None:
+        found["stacks"] = {str(process.pid): _stack(tool, process.pid) for process in processes[:_MOST_PROCESSES]}
+    busy = {
+        one.id: {"used_gib": one.used_gib, "utilisation_percent": one.utilisation_percent, "power_w": one.power_w}
+        for one in gpu.gpus(gpu_ids)
+    }
+    return found | ({"gpus": busy} if busy else {})
+
+
+def _py_spy() -> str | None:
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.is_file() else shutil.which("py-spy")
+
+
+def _stack(tool: str, pid: int) -> str:
+    """The Python stacks of one process, or why there are none."""
+    try:
+        done = subprocess.run(
+            [tool, "dump", "--nonblocking", "--pid", str(pid)],
+            capture_output=True,
+            text=True,
+            timeout=_DUMP_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"py-spy gave no answer within {_DUMP_S:.0f} s ({command(pid)[:80]})"
+    return (done.stdout or done.stderr)[:8000]

@@ -1,0 +1,111 @@
+"""Asks a server by HTTP: health, models, one completion, counters, settings. Loopback only; no proxies, no retries."""
+
+import re
+from typing import Any
+
+import requests
+
+PROBE_TOKENS = 8
+"""Tokens of the completion that proves a server ready; short, and more than one engine step."""
+
+_PROMPT = (11, 12, 13, 14)
+"""Token ids that every vocabulary has; they also work without a tokenizer."""
+
+_COUNTERS = re.compile(
+    r"^vllm:(?P<name>generation_tokens_total|prompt_tokens_total|iteration_tokens_total_sum|num_requests_running"
+    r"|num_requests_waiting)(\{[^}]*\})? (?P<value>\S+)$",
+    re.MULTILINE,
+)
+
+
+class Unreachable(Exception):
+    """No answer, or none in time."""
+
+
+class Refused(Exception):
+    """An answer that is not what was asked for.
+
+    Args:
+        status: HTTP status.
+        text: What the server said, shortened.
+    """
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"HTTP {status}: {text}")
+        self.status = status
+        self.text = text
+
+
+class Probe:
+    """Asks one server. Safe to use from one thread at a time.
+
+    Args:
+        base_url: E.g. ``http://127.0.0.1:20000``.
+        served_name: The model name that only this trial's server knows.
+    """
+
+    def __init__(self, base_url: str, served_name: str) -> None:
+        self._base_url = base_url
+        self._served_name = served_name
+        self._session = requests.Session()
+        self._session.trust_env = False  # A proxy of the shell has no business on loopback.
+
+    def health(self, timeout_s: float = 5.0) -> int:
+        """HTTP status of ``/health``: 200, or 503 once the engine is known to be dead."""
+        return self._get("/health", timeout_s).status_code
+
+    def models(self, timeout_s: float = 10.0) -> tuple[str, ...]:
+        """Names the server answers to."""
+        return tuple(str(model["id"]) for model in self._json(self._get("/v1/models", timeout_s))["data"])
+
+    def completion(self, timeout_s: float) -> int:
+        """Ask for a few tokens of exact number; return how many the server says it made."""
+        body = {
+            "model": self._served_name,
+            "prompt": _PROMPT,
+            "max_tokens": PROBE_TOKENS,
+            "min_tokens": PROBE_TOKENS,
+            "ignore_eos": True,
+            "temperature": 0.0,
+        }
+        try:
+            response = self._session.post(f"{self._base_url}/v1/completions", json=body, timeout=timeout_s)
+        except requests.RequestException as error:
+            raise Unreachable(str(error)) from error
+        answer = self._json(response)
+        if "error" in answer or "usage" not in answer:
+            raise Refused(response.status_code, response.text[:500])
+        return int(answer["usage"]["completion_tokens"])
+
+    def server_info(self, timeout_s: float = 20.0) -> dict[str, Any] | None:
+        """The resolved configuration; None when the server has no such endpoint."""
+        response = self._get("/server_info?config_format=json", timeout_s)
+        return self._json(response) if response.status_code == 200 else None
+
+    def counters(self, timeout_s: float = 5.0) -> dict[str, float]:
+        """The counters that tell progress, summed over engines; empty when the server has none of them."""
+        found: dict[str, float] = {}
+        for match in _COUNTERS.finditer(self._get("/metrics", timeout_s).text):
+            found[match["name"]] = found.get(match["name"], 0.0) + float(match["value"])
+        return found
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._session.close()
+
+    def _get(self, path: str, timeout_s: float) -> requests.Response:
+        try:
+            return self._session.get(f"{self._base_url}{path}", timeout=timeout_s)
+        except requests.RequestException as error:
+            raise Unreachable(str(error)) from error
+
+    def _json(self, response: requests.Response) -> dict[str, Any]:
+        try:
+            answer = response.json()
+        except requests.JSONDecodeError as error:
+            raise Refused(response.status_code, response.text[:500]) from error
+        if not isinstance(answer, dict):
+            raise Refused(response.status_code, response.text[:500])
+        if response.status_code != 200 and "error" not in answer:
+            raise Refused(response.status_code, response.text[:500])
+        return answer

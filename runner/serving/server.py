@@ -1,0 +1,189 @@
+"""One server of one trial: brought up, watched, taken down; nothing of it stays.
+
+``start`` leases a port and the node's start-up lock, lets a supervisor run the server, and returns when the server
+has answered a real completion. Then a thread watches it, so that ``check`` costs nothing. ``stop`` may be called at
+any time, after any failure, more than once.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from runner.errors import EnvironmentFault
+from runner.schema.launch import StartReport, StopReport, TrialOrder
+from runner.serving import gpu
+from runner.serving.command import command, environment
+from runner.serving.effective import effective
+from runner.serving.lease import LOOPBACK, PortLease, exclusive, lease_port
+from runner.serving.memory import Memory
+from runner.serving.phases import Allowed, allowed
+from runner.serving.probe import Probe, Refused, Unreachable
+from runner.serving.redaction import redact_argv, redact_env, secrets
+from runner.serving.starting import Start
+from runner.serving.supervised import Stopped, Supervised
+from runner.serving.watch import Watch
+
+OnPhase = Callable[[str, str], None]
+"""Told the name of each phase as it begins, and a detail ("" for none)."""
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+
+
+class Server:
+    """The server of one trial. Nothing runs before ``start``.
+
+    Args:
+        order: What to run.
+        folder: Where the server runs and its log goes; made if it is not there.
+        gpu_ids: GPUs leased for it, by number or UUID.
+        on_phase: Told where the trial is.
+    """
+
+    def __init__(self, order: TrialOrder, folder: Path, gpu_ids: tuple[str, ...], on_phase: OnPhase) -> None:
+        self._order = order
+        self._folder = folder
+        self._gpu_ids = gpu_ids
+        self._on_phase = on_phase
+        self._lease: PortLease | None = None
+        self._process: Supervised | None = None
+        self._watch: Watch | None = None
+        self._memory: Memory | None = None
+        self._sockets: Path | None = None
+        self._stopped: StopReport | None = None
+        self.served_name = f"trial-{order.marker}".replace("/", "-")
+        self.report: StartReport | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Where it answers, e.g. ``http://127.0.0.1:20000``."""
+        if self._lease is None:
+            raise EnvironmentFault("the server was not started")
+        return f"http://{LOOPBACK}:{self._lease.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server's leader, once it runs."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> StartReport:
+        """Bring the server up.
+
+        Returns:
+            Its command line, environment (secrets hidden), durations by phase and effective configuration.
+
+        Raises:
+            TrialFailure: It did not come up; ``stop`` must still be called.
+        """
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._on_phase("memory", "")
+        self._memory = Memory(self._gpu_ids, self._order.deadlines.memory_s)
+        self._memory.await_room()
+        self._lease = lease_port()
+        limits = allowed(
+            self._order.deadlines,
+            model_gib=weights_gib(Path(self._order.model)),
+            compiles=not self._order.config.flags.get("enforce-eager", False),
+        )
+        begin_s = time.monotonic()
+        with exclusive("start", lambda: self._on_phase("queued", "another server of this node is starting")) as let_go:
+            queued_s = time.monotonic() - begin_s
+            self.report = self._bring_up(limits, let_go, queued_s)
+        return self.report
+
+    def check(self) -> None:
+        """Raise the failure that the watch has found, if it has found one. Costs nothing."""
+        if self._watch is not None and self._watch.failure is not None:
+            raise self._watch.failure
+
+    def stop(self) -> StopReport:
+        """Take everything down and wait for the GPUs' memory. Safe at any time and more than once."""
+        if self._stopped is None:
+            self._on_phase("stopping", "")
+            self._stopped = self._take_down()
+        return self._stopped
+
+    def _bring_up(self, limits: Allowed, let_go: Callable[[], None], queued_s: float) -> StartReport:
+        assert self._lease is not None
+        argv = command(self._order, port=self._lease.port, served_name=self.served_name)
+        self._sockets = Path(tempfile.mkdtemp(prefix="t100-"))
+        env = environment(self._order, os.environ, self._gpu_ids, sockets=self._sockets, ready_s=limits.total_s)
+        hidden = secrets(env, argv)
+        process = Supervised(argv, env, folder=self._folder, marker=self._order.marker, hidden=hidden)
+        self._process = process
+        probe = Probe(self.base_url, self.served_name)
+        start = Start(
+            process,
+            probe,
+            served_name=self.served_name,
+            limits=limits,
+            gpu_ids=self._gpu_ids,
+            on_phase=self._on_phase,
+        )
+        durations_s = {"queued": queued_s} | start.wait(let_go)
+        try:
+            server_info = probe.server_info()
+        except (Unreachable, Refused):
+            server_info = None
+        self._watch = Watch(
+            process, probe, lines=start.lines, gpu_ids=self._gpu_ids, stall_s=self._order.protocol.stall_s
+        )
+        return StartReport(
+            argv=redact_argv(argv),
+            env=redact_env(env),
+            durations_s={phase: round(seconds, 3) for phase, seconds in durations_s.items()},
+            effective=effective(start.lines, server_info),
+            gpu_ids=self._gpu_ids,
+        )
+
+    def _take_down(self) -> StopReport:
+        if self._watch is not None:
+            self._watch.stop()
+        stopped = Stopped(obeyed=True, left=(), by="nobody")
+        if self._process is not None:
+            stopped = self._process.stop(self._order.deadlines.stop_s)
+        durations_s = dict(stopped.durations_s)
+        quarantined: tuple[str, ...] = ()
+        if self._memory is not None:
+            begin_s = time.monotonic()
+            quarantined = self._memory.await_release()
+            durations_s["memory"] = time.monotonic() - begin_s
+        if stopped.left and self._gpu_ids:
+            quarantined = self._gpu_ids
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+        if self._lease is not None:
+            self._lease.release()
+        return StopReport(
+            durations_s={phase: round(seconds, 3) for phase, seconds in durations_s.items()},
+            files=self._files(),
+            gpu_memory_gib=gpu.used_gib(self._gpu_ids),
+            quarantined=quarantined,
+        )
+
+    def _files(self) -> dict[str, bytes]:
+        names = ("server.log", "supervisor.log")
+        found = {name: self._folder / name for name in names}
+        return {name: path.read_bytes() for name, path in found.items() if path.is_file() and path.stat().st_size}
+
+
+def start(order: TrialOrder, folder: Path, gpu_ids: tuple[str, ...], on_phase: OnPhase) -> Server:
+    """A server that is ready. When it does not come up, it is taken down again before the failure is raised."""
+    server = Server(order, folder, gpu_ids, on_phase)
+    ready = False
+    try:
+        server.start()
+        ready = True
+    finally:
+        if not ready:
+            server.stop()
+    return server
+
+
+def weights_gib(model: Path) -> float:
+    """Size of the weight files in a model folder, GiB; 0 when there are none or it is not a folder."""
+    if not model.is_dir():
+        return 0.0
+    return sum(path.stat().st_size for path in model.iterdir() if path.suffix in _WEIGHTS) / 2**30

@@ -1,0 +1,169 @@
+"""Follows one start from the first log line to a real completion, or to the failure that ends it."""
+
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from runner.errors import EngineDead, Hang, InvalidConfig, ServerExited, StartTimeout, TrialFailure
+from runner.serving import signatures
+from runner.serving.evidence import evidence
+from runner.serving.judge import failure
+from runner.serving.log import LogFollower
+from runner.serving.phases import FIRST_TOKEN, Allowed, Progress
+from runner.serving.probe import PROBE_TOKENS, Probe, Refused, Unreachable
+from runner.serving.supervised import Supervised
+
+_POLL_S = 0.1
+_HEALTH_EVERY_S = 0.5
+_LAST_WORDS_S = 8.0
+"""How long an API server may live on after its engine failed before it is taken for one that stays (vLLM's own
+shutdown takes up to 5 s)."""
+
+
+class Start:
+    """One start under way.
+
+    Args:
+        process: The server's tree.
+        probe: Asks the server.
+        served_name: The model name that only this server knows.
+        limits: Deadlines.
+        gpu_ids: Its GPUs, for evidence.
+        on_phase: Told each phase as it begins, with a detail.
+    """
+
+    def __init__(
+        self,
+        process: Supervised,
+        probe: Probe,
+        *,
+        served_name: str,
+        limits: Allowed,
+        gpu_ids: tuple[str, ...],
+        on_phase: Callable[[str, str], None],
+    ) -> None:
+        self._process = process
+        self._probe = probe
+        self._served_name = served_name
+        self._limits = limits
+        self._gpu_ids = gpu_ids
+        self._on_phase = on_phase
+        self._follower = LogFollower(process.log)
+        self._begin_s = time.monotonic()
+        self._progress = Progress(self._begin_s)
+        self._fatal_s: float | None = None
+        self.lines: list[str] = []
+
+    def wait(self, on_world: Callable[[], None]) -> dict[str, float]:
+        """Return the seconds of each phase once the server has answered a completion.
+
+        Args:
+            on_world: Called when the server's distributed world exists (or it is ready, if its log does not tell).
+
+        Raises:
+            TrialFailure: The start failed; the kind says how.
+        """
+        self._on_phase(self._progress.phase, "")
+        asked_s = 0.0
+        while True:
+            now_s = time.monotonic()
+            self._follow(now_s)
+            if self._progress.world_ready:
+                on_world()
+            self._raise_if_over(now_s)
+            if now_s - asked_s > _HEALTH_EVERY_S:
+                asked_s = now_s
+                if self._is_healthy():
+                    break
+            time.sleep(_POLL_S)
+        on_world()
+        self._enter(FIRST_TOKEN)
+        self._prove_ready()
+        self._follow(time.monotonic())
+        return self._progress.finish(time.monotonic())
+
+    def _enter(self, phase: str) -> None:
+        before = self._progress.phase
+        self._progress.enter(phase, time.monotonic())
+        if self._progress.phase != before:
+            self._on_phase(self._progress.phase, "")
+
+    def _follow(self, now_s: float) -> None:
+        before = self._progress.phase
+        for line in self._follower.lines():
+            self.lines.append(line)
+            self._progress.feed(line, now_s)
+            if self._fatal_s is None and signatures.FATAL.search(line):
+                self._fatal_s = now_s
+        if self._progress.phase != before:
+            self._on_phase(self._progress.phase, "")
+
+    def _raise_if_over(self, now_s: float) -> None:
+        if self._process.ended:
+            self._raise_exit()
+        if self._fatal_s is not None and now_s - self._fatal_s > _LAST_WORDS_S:
+            raise self._failure(EngineDead, "the engine failed to start, and its API server lives on")
+        if (quiet_s := self._progress.silent(self._limits, now_s)) is not None:
+            self._raise_stuck(Hang, f"nothing new in the log for {quiet_s:.0f} s")
+        if (spent_s := self._progress.overdue(self._limits, now_s)) is not None:
+            self._raise_stuck(StartTimeout, f"still in phase {self._progress.phase} after {spent_s:.0f} s")
+
+    def _raise_exit(self) -> NoReturn:
+        if self._process.abandoned:
+            raise self._failure(ServerExited, "the supervisor died, and its server was ended with it")
+        code = self._process.exit_code
+        time.sleep(_POLL_S)  # The last lines may still be on their way into the file.
+        self._follow(time.monotonic())
+        ended = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+        raise self._failure(ServerExited, f"the server ended {ended} before it was ready", exit_code=code)
+
+    def _raise_stuck(self, kind: type[TrialFailure], message: str) -> NoReturn:
+        facts = evidence(self._process.marker, self._gpu_ids)
+        self._follow(time.monotonic())
+        finding = signatures.find(self.lines)
+        told = f"; {finding.message}" if finding else ""
+        raise kind(
+            f"hang at {self._progress.phase}: {message}{told}" if kind is Hang else f"{message}{told}",
+            phase=self._progress.phase,
+            waited_s=round(time.monotonic() - self._begin_s, 1),
+            line=finding.line if finding else (self.lines[-1] if self.lines else None),
+            log_tail=tuple(self.lines[-40:]),
+            evidence=facts,
+        )
+
+    def _is_healthy(self) -> bool:
+        try:
+            status = self._probe.health()
+        except Unreachable:
+            return False
+        if status == 503:
+            raise self._failure(EngineDead, "/health answers 503 before the first request")
+        return status == 200
+
+    def _prove_ready(self) -> None:
+        try:
+            names = self._probe.models()
+            if self._served_name not in names:
+                message = f"the server on this port serves {', '.join(names)}, not {self._served_name}"
+                raise self._failure(EngineDead, message)
+            made = self._probe.completion(self._limits.by_phase[FIRST_TOKEN])
+        except Unreachable as error:
+            if self._process.ended:
+                self._raise_exit()
+            self._raise_stuck(Hang, f"no answer to the first completion ({error})")
+        except Refused as error:
+            self._follow(time.monotonic())
+            kind = InvalidConfig if error.status in range(400, 500) else EngineDead
+            raise self._failure(kind, f"the first completion failed: {error}") from error
+        if made != PROBE_TOKENS:
+            raise self._failure(EngineDead, f"the first completion has {made} tokens, {PROBE_TOKENS} were asked for")
+
+    def _failure(self, kind: type[TrialFailure], message: str, exit_code: int | None = None) -> TrialFailure:
+        return failure(
+            kind,
+            message,
+            self.lines,
+            phase=self._progress.phase,
+            waited_s=time.monotonic() - self._begin_s,
+            exit_code=exit_code,
+        )

@@ -1,0 +1,165 @@
+"""The node's end of a supervisor: start one, hear what it says, ask it to stop, step in when it dies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import runner
+from runner.errors import EnvironmentFault
+from runner.serving.processes import reap, send
+
+_ROOT = str(Path(runner.__file__).parents[1])
+_PROGRAM = f"import sys; sys.path.append({_ROOT!r}); from runner.serving.supervisor import main; main()"
+"""Isolated from the caller's PYTHON* variables and folder, so that it starts the same way everywhere."""
+
+_MARGIN_S = 15.0
+"""What a supervisor may take beyond the grace given to the server before the node takes over."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """How a server's tree went.
+
+    Attributes:
+        obeyed: Whether SIGTERM was enough for the leader.
+        left: Processes that SIGKILL did not end.
+        by: Who cleaned up: the supervisor, or the node after the supervisor's own death.
+    """
+
+    obeyed: bool
+    left: tuple[int, ...]
+    by: str
+    durations_s: dict[str, float] = field(default_factory=dict)
+    log_error: str | None = None
+
+
+class Supervised:
+    """A server process and its tree, held by a supervisor of its own.
+
+    Args:
+        argv: The server's command line.
+        env: The server's whole environment; the marker is added.
+        folder: Where the server runs and its ``server.log`` goes.
+        marker: Carried by every process of the tree.
+        hidden: Values that must not reach the log.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], *, folder: Path, marker: str, hidden: Sequence[str] = ()
+    ) -> None:
+        self.marker = marker
+        self.log = folder / "server.log"
+        self._events: dict[str, dict[str, Any]] = {}
+        self._over = threading.Event()
+        self._known = threading.Event()
+        with (folder / "supervisor.log").open("wb") as errors:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-I", "-c", _PROGRAM],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=folder,
+            )
+        order = {
+            "argv": list(argv),
+            "env": dict(env),
+            "cwd": str(folder),
+            "log": str(self.log),
+            "marker": marker,
+            "hidden": list(hidden),
+            "owner": os.getpid(),
+        }
+        self._send(order)
+        self._popen.wait()  # The first process only forks; the supervisor itself is nobody's child any more.
+        threading.Thread(target=self._listen, name=f"events-{marker}", daemon=True).start()
+        self._await_start()
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the leader, negative when a signal ended it; None while it lives or when nobody saw it end."""
+        code: int | None = self._events.get("exited", {}).get("code")
+        return code
+
+    @property
+    def pid(self) -> int:
+        """Of the server's leader, which also leads its process group and session."""
+        return int(self._events["started"]["pid"])
+
+    @property
+    def supervisor_pid(self) -> int:
+        """Of the supervisor."""
+        return int(self._events["started"]["supervisor"])
+
+    @property
+    def ended(self) -> bool:
+        """Whether the leader has ended, or its supervisor has (which is the end of the tree as well)."""
+        return "exited" in self._events or self._over.is_set()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the supervisor died before its work was done."""
+        return self._over.is_set() and "clean" not in self._events
+
+    def stop(self, grace_s: float) -> Stopped:
+        """Take the tree down: SIGTERM, at most ``grace_s``, SIGKILL. Safe to call again, and after any end."""
+        begin = time.monotonic()
+        self._send({"stop": grace_s})
+        if not self._over.wait(grace_s + _MARGIN_S):
+            send(self.supervisor_pid, signal.SIGKILL)
+            self._over.wait(_MARGIN_S)
+        left = reap(self.marker)
+        waited_s = time.monotonic() - begin
+        clean = self._events.get("clean")
+        if clean is None:
+            return Stopped(obeyed=False, left=left, by="node", durations_s={"kill": waited_s})
+        terminated = self._events.get("terminated", {})
+        return Stopped(
+            obeyed=bool(terminated.get("obeyed", True)),
+            left=tuple(sorted({*left, *clean["left"]})),
+            by="supervisor",
+            durations_s={"term": float(terminated.get("seconds", 0.0)), "kill": float(clean["seconds"])},
+            log_error=clean["log_error"],
+        )
+
+    def _send(self, message: dict[str, Any]) -> None:
+        stream = self._popen.stdin
+        assert stream is not None
+        try:
+            stream.write(json.dumps(message).encode() + b"\n")
+            stream.flush()
+        except (BrokenPipeError, ValueError):  # It has gone; the listener knows why.
+            return
+
+    def _listen(self) -> None:
+        stream = self._popen.stdout
+        assert stream is not None
+        for line in stream:
+            event = json.loads(line)
+            self._events[event.pop("event")] = event
+            self._known.set()
+        if "clean" not in self._events:
+            reap(self.marker)
+        self._over.set()
+        self._known.set()
+
+    def _await_start(self) -> None:
+        self._known.wait(_MARGIN_S)
+        if "started" in self._events:
+            return
+        self.close()
+        reason = self._events.get("refused", {}).get("error", "the supervisor did not come up")
+        raise EnvironmentFault(f"the server could not be started: {reason}", phase="process")
+
+    def close(self) -> None:
+        """Let go of the pipes; a supervisor that still runs takes this as the end of its node."""
+        for stream in (self._popen.stdin, self._popen.stdout):
+            if stream is not None:
+                stream.close()
