@@ -240,6 +240,7 @@ class Experiment(Model):
         defaults: Flags and variables that a knob may override.
         pinned: Flags and variables that nothing may override; a space that tries is refused at load.
         allow_env: Stray NCCL_/VLLM_/CUDA_ variables of the shell that may stay.
+        drafts: Speculative method (``eagle3``, ``draft_model``, ...) -> draft model that belongs to ``model``.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -257,6 +258,7 @@ class Experiment(Model):
     defaults: Settings = Settings()
     pinned: Settings = Settings()
     allow_env: tuple[str, ...] = ()
+    drafts: dict[str, str] = {}
 
     @field_validator("ladder")
     @classmethod

@@ -8,7 +8,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +34,7 @@ _CORE_TYPES = [
     ),
 ]
 
-_SCALARS = {
+_SCALARS: dict[str, Callable[[str], bool | int | float | str | None]] = {
     "tag:yaml.org,2002:null": lambda text: None,
     "tag:yaml.org,2002:bool": lambda text: text == "true",
     "tag:yaml.org,2002:int": int,
@@ -50,10 +50,10 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(
                 problem="aliases (`*name`) are not supported; write the value out or use `include`",
-                problem_mark=event.start_mark,
+                problem_mark=mark,
             )
         return super().compose_node(parent, index)
 

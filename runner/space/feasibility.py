@@ -1,0 +1,91 @@
+"""What the model, the node and the constraints rule out for good, found once when a space is loaded.
+
+A verdict of a rule depends only on what the rule looked at, and ``Reading`` remembers that. So when a label breaks a
+rule and nothing the rule looked at can be set by another knob, the label can never run: it leaves the space, with the
+reason. Everything else is judged when it is proposed.
+"""
+
+from collections.abc import Iterator
+
+from runner.errors import Infeasible
+from runner.schema.base import Scalar
+from runner.schema.space import Preset
+from runner.space.knobs import Knob
+from runner.space.presets import calculate
+from runner.space.rules import RULES
+from runner.space.settings import Target, overlap
+from runner.space.space import RuledOut, Space, constraint_value
+from runner.space.surroundings import Reading
+
+
+def nothing_can_run(space: Space) -> str | None:
+    """Why the experiment's own settings break a rule that no knob can mend; None when none does."""
+    movable = {target for knob in space.knobs for target in knob.targets} | {("knob", k.name) for k in space.knobs}
+    return next((reason for reason, read in _verdicts(space, {}) if not _touches(read, movable)), None)
+
+
+def ruled_out(space: Space) -> tuple[RuledOut, ...]:
+    """Labels that cannot run whatever else is chosen; those kept to fail on purpose stay."""
+    return tuple(
+        RuledOut(knob.name, option.label, reason)
+        for knob in space.knobs
+        for option in knob.options
+        if option.keep_failing is None
+        for reason in _hopeless(space, knob, option.label)
+    )
+
+
+def _hopeless(space: Space, knob: Knob, label: str) -> Iterator[str]:
+    """At most one reason."""
+    fixed, params = _activation(space, knob)
+    others = [k for k in space.knobs if k.name != knob.name and k.name not in fixed]
+    movable = {target for other in others for target in other.targets} | {("knob", other.name) for other in others}
+    for reason, read in _verdicts(space, {**params, knob.name: label}):
+        if not _touches(read, movable):
+            yield reason
+            return
+
+
+def _activation(space: Space, knob: Knob) -> tuple[set[str], dict[str, Scalar]]:
+    """Choices that make ``knob`` exist, and the parents among them that have no alternative."""
+    by_name = {k.name: k for k in space.knobs}
+    fixed: set[str] = set()
+    params: dict[str, Scalar] = {}
+    for parent, labels in knob.when.items():
+        above, needed = _activation(space, by_name[parent])
+        fixed |= above | ({parent} if len(labels) == 1 else set())
+        params.update(needed)
+        if by_name[parent].unset_label not in labels:
+            params[parent] = labels[0]
+    return fixed, params
+
+
+def _touches(read: set[Target], movable: set[Target]) -> bool:
+    return any(overlap(one, other) for one in read for other in movable)
+
+
+def _verdicts(space: Space, params: dict[str, Scalar]) -> Iterator[tuple[str, set[Target]]]:
+    """Each broken rule, preset or constraint under ``params``, with everything its verdict depends on."""
+    by_name = {knob.name: knob for knob in space.knobs}
+    state = dict(space.base)
+    for name, value in params.items():
+        for target, setting in by_name[name].settings(value).items():
+            state[target] = setting
+    for target, value in list(state.items()):
+        if isinstance(value, Preset):
+            reading = Reading(state, space.around)
+            try:
+                state[target] = calculate(value.preset, reading)
+            except Infeasible as error:
+                yield error.message, reading.read
+                return
+    for rule in RULES:
+        if rule.since <= space.around.version <= rule.until:
+            reading = Reading(state, space.around)
+            reason = rule.check(reading)
+            if reason is not None:
+                yield reason, reading.read
+    for constraint in space.constraints:
+        reading = Reading(state, space.around)
+        if not constraint.holds(lambda name, seen=reading: constraint_value(name, seen, by_name, params)):  # type: ignore[misc]
+            yield f"breaks `{constraint.text}`", reading.read

@@ -1,0 +1,104 @@
+"""Named values that follow from the rest of a configuration: CUDA-graph capture sizes and CPU bindings.
+
+Capture sizes are tokens. A decode step of one request takes 1 + K tokens with K draft tokens, so a list is made in
+requests and multiplied: a size that is no multiple of 1 + K serves no decode batch, and crashed PIECEWISE graphs.
+The list is always explicit and never a bare maximum, which vLLM rounds down to its stride of 8 or 16.
+"""
+
+from collections.abc import Callable
+
+from runner.errors import Infeasible
+from runner.space.surroundings import Reading
+
+_UNKNOWN_MAX_SEQS = 256
+"""vLLM's own default on GPUs of unknown size; it takes 1024 on large ones."""
+
+_DENSE_UP_TO = 32
+"""Requests up to which every batch gets its own graph in ``upto_max``; also vLLM's `interactivity` mode."""
+
+
+def calculate(name: str, config: Reading) -> list[int] | str:
+    """The value of preset ``name`` under ``config``.
+
+    Raises:
+        KeyError: No such preset.
+        Infeasible: It has no value here.
+    """
+    return PRESETS[name](config)
+
+
+def _capture_sizes(requests: Callable[[int], list[int]]) -> Callable[[Reading], list[int]]:
+    def sizes(config: Reading) -> list[int]:
+        most = config.max_seqs or _UNKNOWN_MAX_SEQS
+        per_request = 1 + config.draft_tokens
+        wanted = sorted({min(count, most) for count in requests(most)})
+        limit = config.batched_tokens
+        kept = [count * per_request for count in wanted if limit is None or count * per_request <= limit]
+        if not kept:
+            raise Infeasible(f"no capture size fits max-num-batched-tokens {limit}: one request takes {per_request}")
+        return kept
+
+    return sizes
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [2**exponent for exponent in range(most.bit_length())] + [most]
+
+
+def _up_to_max(most: int) -> list[int]:
+    return [*range(1, min(most, _DENSE_UP_TO) + 1), *range(40, min(most, 256) + 1, 8), *range(272, most + 1, 16), most]
+
+
+def _ladder_sizes(config: Reading) -> list[int]:
+    return _capture_sizes(lambda most: list(config.around.ladder))(config)
+
+
+def _cpus(config: Reading, needed: int) -> tuple[int, ...]:
+    cpus = config.around.machine.cpus
+    if len(cpus) < needed:
+        raise Infeasible(f"needs {needed} CPUs, this process may use {len(cpus)}")
+    return cpus
+
+
+def cpu_list(cpus: tuple[int, ...]) -> str:
+    """``(0, 1, 2, 5)`` -> ``0-2,5``, the form of ``VLLM_CPU_OMP_THREADS_BIND``."""
+    spans: list[list[int]] = []
+    for cpu in cpus:
+        if spans and cpu == spans[-1][-1] + 1:
+            spans[-1].append(cpu)
+        else:
+            spans.append([cpu])
+    return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
+
+
+def _all_cpus(config: Reading) -> str:
+    return cpu_list(_cpus(config, 1))
+
+
+def _first_cpu(config: Reading) -> str:
+    return cpu_list(_cpus(config, 1)[:1])
+
+
+def _all_but_one(config: Reading) -> str:
+    return cpu_list(_cpus(config, 3)[:-1])
+
+
+def _two_halves(config: Reading) -> str:
+    cpus = _cpus(config, 2)
+    half = len(cpus) // 2
+    return f"{cpu_list(cpus[:half])}|{cpu_list(cpus[half : 2 * half])}"
+
+
+PRESETS: dict[str, Callable[[Reading], list[int] | str]] = {
+    # Capture sizes. Every request count up to 32, then vLLM's own strides, up to max-num-seqs.
+    "upto_max": _capture_sizes(_up_to_max),
+    "powers_of_two": _capture_sizes(_powers_of_two),
+    "upto_8": _capture_sizes(lambda most: [1, 2, 4, 8]),
+    "upto_32": _capture_sizes(lambda most: list(range(1, 33))),
+    "ladder": _ladder_sizes,
+    # CPU bindings, of the CPUs that this process may use.
+    "all_cpus": _all_cpus,
+    "all_but_one": _all_but_one,
+    "first_cpu": _first_cpu,
+    "two_halves": _two_halves,
+}

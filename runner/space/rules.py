@@ -1,0 +1,245 @@
+"""What vLLM or NCCL refuse, crash on or hang on, found without a launch. Each rule with the versions it holds for.
+
+A rule looks at a configuration through ``Reading`` and gives the reason why it cannot run, or None. Single values
+are checked in ``values``; what merely changes nothing is in ``equivalence``.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from runner.space.collectives import allreduce_algorithms, allreduce_protocols
+from runner.space.model_facts import GIB
+from runner.space.surroundings import COVERED_VERSIONS, Reading, Version
+
+Reason = str | None
+
+_GRAPH_STRIDE = 8
+"""Sizes above 4 that vLLM captures by itself lie this far apart (16 above 256)."""
+
+_MEMORY_BESIDE_WEIGHTS = 0.98
+"""Share of a GPU's memory that weights could fill at the very most; beyond it nothing could run."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check and the first and last version of vLLM that it holds for."""
+
+    check: Callable[[Reading], Reason]
+    since: Version = COVERED_VERSIONS[0]
+    until: Version = (99, 0, 0)
+
+
+def broken_rules(config: Reading) -> Iterator[str]:
+    """The reason of each rule that ``config`` breaks."""
+    for rule in RULES:
+        if rule.since <= config.around.version <= rule.until:
+            reason = rule.check(config)
+            if reason is not None:
+                yield reason
+
+
+def _gpus(config: Reading) -> Reason:
+    gpus = config.around.gpus
+    if config.around.device != "gpu" or gpus is None or config.world <= gpus:
+        return None
+    return f"TP x PP x DP takes {config.world} GPUs, there {'is' if gpus == 1 else 'are'} {gpus}"
+
+
+def _heads(config: Reading) -> Reason:
+    facts, tp = config.around.facts, config.tensor_parallel
+    if facts is None or facts.heads % tp == 0:
+        return None
+    return f"attention heads ({facts.heads}) must be divisible by tensor parallel size ({tp})"
+
+
+def _kv_heads(config: Reading) -> Reason:
+    facts, tp = config.around.facts, config.tensor_parallel
+    if facts is None or facts.kv_heads % tp == 0 or tp % facts.kv_heads == 0:
+        return None
+    return f"KV heads ({facts.kv_heads}) and tensor parallel size ({tp}) do not divide each other"
+
+
+def _intermediate(config: Reading) -> Reason:
+    facts, tp = config.around.facts, config.tensor_parallel
+    width = facts and facts.intermediate
+    return (
+        f"the feed-forward width ({width}) must be divisible by tensor parallel size ({tp})"
+        if width and width % tp
+        else None
+    )
+
+
+def _stages(config: Reading) -> Reason:
+    facts, pp = config.around.facts, config.pipeline_parallel
+    if facts is None or pp <= facts.layers:
+        return None
+    return f"pipeline parallel size ({pp}) exceeds the layers ({facts.layers})"
+
+
+def _layer_partition(config: Reading) -> Reason:
+    partition, pp = config.env("VLLM_PP_LAYER_PARTITION"), config.pipeline_parallel
+    if partition is None or pp == 1:
+        return None
+    counts = [int(part) for part in partition.split(",")]
+    if len(counts) != pp:
+        return f"VLLM_PP_LAYER_PARTITION names {len(counts)} stages, pipeline parallel size is {pp}"
+    facts = config.around.facts
+    if facts is not None and sum(counts) != facts.layers:
+        return f"VLLM_PP_LAYER_PARTITION sums to {sum(counts)} layers, the model has {facts.layers}"
+    return None
+
+
+def _weights_fit(config: Reading) -> Reason:
+    facts, memory = config.around.facts, config.around.machine.gpu_memory_gib
+    if facts is None or memory is None or config.around.device != "gpu":
+        return None
+    share = facts.weight_bytes / (config.tensor_parallel * config.pipeline_parallel) / GIB
+    usable = memory * min(_MEMORY_BESIDE_WEIGHTS, float(config.flag("gpu-memory-utilization") or 0.92))
+    if share <= usable:
+        return None
+    return f"weights take {share:.1f} GiB of each GPU, usable are {usable:.1f} GiB"
+
+
+def _experts(config: Reading) -> Reason:
+    facts = config.around.facts
+    if config.flag("enable-expert-parallel") is True and facts is not None and not facts.experts:
+        return "expert parallelism needs a mixture-of-experts model"
+    return None
+
+
+def _context_parallel(config: Reading) -> Reason:
+    size = int(config.flag("decode-context-parallel-size") or 1)
+    if config.tensor_parallel % size:
+        return f"decode context parallel size ({size}) must divide tensor parallel size ({config.tensor_parallel})"
+    return None
+
+
+def _batched_tokens(config: Reading) -> Reason:
+    tokens = config.flag("max-num-batched-tokens")
+    if tokens is None:
+        return None
+    seqs = config.max_seqs
+    if seqs is not None and tokens < seqs:
+        return f"max-num-batched-tokens ({tokens}) is below max-num-seqs ({seqs})"
+    length = config.flag("max-model-len")
+    if config.flag("enable-chunked-prefill") is False and isinstance(length, int) and tokens < length:
+        return f"without chunked prefill max-num-batched-tokens ({tokens}) must reach max-model-len ({length})"
+    if config.draft_tokens and tokens <= config.draft_tokens + 1:
+        return f"max-num-batched-tokens ({tokens}) has no slots for {config.draft_tokens} draft tokens"
+    return None
+
+
+def _active_seqs(config: Reading) -> Reason:
+    active, seqs = config.flag("max-num-active-seqs"), config.max_seqs
+    if active is None or seqs is None or active <= seqs:
+        return None
+    return f"max-num-active-seqs ({active}) is above max-num-seqs ({seqs})"
+
+
+def _capture_lists(config: Reading) -> Reason:
+    inner = config.field("compilation-config", "cudagraph_capture_sizes")
+    outer = config.flag("cudagraph-capture-sizes")
+    if inner is not None and outer is not None:
+        return "capture sizes are given both as a flag and inside compilation-config: mutually exclusive"
+    inner_max = config.field("compilation-config", "max_cudagraph_capture_size")
+    outer_max = config.flag("max-cudagraph-capture-size")
+    if inner_max is not None and outer_max is not None:
+        return "the largest capture size is given both as a flag and inside compilation-config: mutually exclusive"
+    sizes, largest = inner if inner is not None else outer, inner_max if inner_max is not None else outer_max
+    if config.eager:
+        return None
+    return _sizes_reason(config, sizes, largest)
+
+
+def _sizes_reason(config: Reading, sizes: list[int] | int | None, largest: int | None) -> Reason:
+    per_request = 1 + config.draft_tokens
+    if sizes is None:
+        return _bare_maximum(largest, per_request)
+    listed = [sizes] if isinstance(sizes, int) else list(sizes)
+    mode = str(config.field("compilation-config", "cudagraph_mode") or "").upper()
+    if not listed:
+        return None if mode == "NONE" else "the list of capture sizes is empty while graphs are on"
+    limit = config.batched_tokens
+    kept = [size for size in listed if limit is None or size <= limit]
+    if largest is not None and kept and largest != max(kept):
+        return f"the largest capture size is said to be {largest}, the list's own is {max(kept)}"
+    off = [size for size in listed if size % per_request]
+    if per_request > 1 and off:
+        return f"capture size {off[0]} is no multiple of 1 + draft tokens ({per_request}): illegal memory access"
+    return None
+
+
+def _bare_maximum(largest: int | None, per_request: int) -> Reason:
+    if largest is None or largest <= 4:
+        return None
+    stride = _GRAPH_STRIDE if largest <= 256 else 2 * _GRAPH_STRIDE
+    if largest % stride == 0 and (per_request == 1 or largest % per_request == 0):
+        return None
+    reached = largest - largest % stride
+    return f"a bare largest capture size of {largest} is truncated to {reached}: give the sizes themselves"
+
+
+def _fusion_across_stages(config: Reading) -> Reason:
+    fused = config.field("compilation-config", "pass_config", "fuse_allreduce_rms")
+    if fused is True and config.tensor_parallel > 1 and config.pipeline_parallel > 1:
+        return "all-reduce fusion with TP and PP both above 1 hangs at warm-up"
+    return None
+
+
+def _channels(config: Reading) -> Reason:
+    pairs = [
+        ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
+        ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"),
+        ("NCCL_MIN_P2P_NCHANNELS", "NCCL_MAX_P2P_NCHANNELS"),
+    ]
+    for low, high in pairs:
+        least, most = config.number(low), config.number(high)
+        if least is not None and most is not None and least > most:
+            return f"{low} ({least}) is above {high} ({most})"
+    ctas = config.set_among([("env", name) for name in pairs[1]])
+    channels = config.set_among([("env", name) for name in pairs[0]])
+    if ctas and channels:
+        return f"{ctas[0][1]} and {channels[0][1]} steer the same thing: use one pair"
+    return None
+
+
+def _algorithm_protocol(config: Reading) -> Reason:
+    algorithm, protocol = config.env("NCCL_ALGO"), config.env("NCCL_PROTO")
+    algorithms, protocols = allreduce_algorithms(algorithm), allreduce_protocols(protocol)
+    if algorithm is None or algorithms != ["nvls"]:
+        return None
+    if "simple" not in protocols:
+        return f"NVLS speaks Simple only, NCCL_PROTO={protocol} forbids it: no algorithm is left"
+    if config.env("NCCL_NVLS_ENABLE") == "0" or config.around.machine.protected.get("NCCL_NVLS_ENABLE") == "0":
+        return "NVLS is switched off (NCCL_NVLS_ENABLE=0): no algorithm is left for all-reduce"
+    if config.env("NCCL_CUMEM_ENABLE") == "0":
+        return "NVLS needs NCCL_CUMEM_ENABLE, which is 0"
+    return None
+
+
+def _batch_invariant(config: Reading) -> Reason:
+    if config.env("VLLM_BATCH_INVARIANT") != "1":
+        return None
+    names = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NVLS_ENABLE")
+    clash = config.set_among([("env", name) for name in names])
+    return f"VLLM_BATCH_INVARIANT=1 overrides {clash[0][1]} by itself" if clash else None
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(_gpus),
+    Rule(_heads),
+    Rule(_kv_heads),
+    Rule(_intermediate),
+    Rule(_stages),
+    Rule(_layer_partition),
+    Rule(_weights_fit),
+    Rule(_experts),
+    Rule(_context_parallel),
+    Rule(_batched_tokens),
+    Rule(_active_seqs),
+    Rule(_capture_lists),
+    Rule(_fusion_across_stages),
+    Rule(_channels),
+    Rule(_algorithm_protocol),
+    Rule(_batch_invariant),
+)

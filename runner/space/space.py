@@ -1,0 +1,245 @@
+"""A loaded search space: from the search's choices to a launch configuration, or to the reason why it cannot run.
+
+Pure. Loading and its checks are in ``load``; what vLLM and NCCL do with a configuration is in ``rules``.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from runner.errors import Infeasible, UsageError
+from runner.schema.base import Scalar
+from runner.schema.launch import LaunchConfig
+from runner.schema.space import IntRange, Preset
+from runner.space.collectives import canonical
+from runner.space.constraints import Constraint, Unknown
+from runner.space.equivalence import equivalent_key
+from runner.space.knobs import Knob, Params, is_active, label_of
+from runner.space.presets import calculate
+from runner.space.rules import broken_rules
+from runner.space.settings import State, Target, assign, nested
+from runner.space.surroundings import Reading, Surroundings
+
+COUNT_LIMIT = 20_000
+"""Combinations up to which ``Space.count`` tries each one; it takes about 0.1 ms each."""
+
+
+@dataclass(frozen=True)
+class RuledOut:
+    """A label that was taken out at load, because nothing else in the space could make it run."""
+
+    knob: str
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Space:
+    """What may vary, on top of what an experiment fixes.
+
+    Attributes:
+        knobs: In dependency order: parents before the knobs that are conditional on them.
+        base: Settings of the experiment, defaults and pinned ones.
+        warnings: What a user should know before starting, one sentence each.
+        ruled_out: Labels that the model or the node rules out whatever else is chosen.
+    """
+
+    name: str
+    model: str
+    knobs: tuple[Knob, ...]
+    base: Mapping[Target, Any]
+    constraints: tuple[Constraint, ...]
+    around: Surroundings
+    warnings: tuple[str, ...] = ()
+    ruled_out: tuple[RuledOut, ...] = ()
+    _by_name: dict[str, Knob] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._by_name.clear()
+        self._by_name.update((knob.name, knob) for knob in self.knobs)
+
+    def is_active(self, knob: Knob, params: Params) -> bool:
+        """Whether ``knob`` exists under what ``params`` already chose."""
+        return is_active(knob, params, self._by_name)
+
+    def baseline(self) -> LaunchConfig:
+        """Every knob unset: the experiment's own configuration. Raises ``Infeasible`` as ``resolve`` does."""
+        return self.resolve({})
+
+    def resolve(self, params: Params) -> LaunchConfig:
+        """The configuration that ``params`` choose.
+
+        Args:
+            params: Knob -> label, or number for a range; unset knobs absent (or named by their unset label).
+
+        Raises:
+            Infeasible: It cannot run; the message is the reason.
+            UsageError: ``params`` do not fit this space.
+        """
+        config, reasons = self.judged(params)
+        if config is None or reasons:
+            raise Infeasible(reasons[0])
+        return config
+
+    def judged(self, params: Params) -> tuple[LaunchConfig | None, tuple[str, ...]]:
+        """The configuration, where it can be written down at all, and every reason why it cannot run."""
+        state = self.state(params)
+        try:
+            self._calculate_presets(state)
+        except Infeasible as error:
+            return None, (error.message,)
+        self._add_draft(state)
+        reading = Reading(state, self.around)
+        flags, structured, env = nested(state)
+        gpus = reading.world if self.around.device == "gpu" else 0
+        config = LaunchConfig(model=self.model, flags=flags, structured=structured, env=env, gpus=gpus)
+        broken = [f"breaks `{c.text}`" for c in self.constraints if not c.holds(self.values(state, params))]
+        return config, (*broken_rules(reading), *broken)
+
+    def state(self, params: Params) -> State:
+        """Settings after ``params``, presets not yet calculated. Raises ``UsageError`` for params that do not fit."""
+        chosen = self._checked(params)
+        state: State = dict(self.base)
+        for name, value in chosen.items():
+            for target, setting in self._by_name[name].settings(value).items():
+                spelt = canonical(target[1], setting) if target[0] == "env" and isinstance(setting, str) else setting
+                assign(state, target, spelt)
+        return state
+
+    def _checked(self, params: Params) -> dict[str, Scalar]:
+        unknown = [name for name in params if name not in self._by_name]
+        if unknown:
+            raise UsageError(f"no knob `{unknown[0]}`", remedy=f"knobs: {', '.join(self._by_name)}")
+        chosen = {k.name: params[k.name] for k in self.knobs if params.get(k.name, k.unset_label) != k.unset_label}
+        for knob in self.knobs:
+            active = self.is_active(knob, chosen)
+            if knob.name in chosen and not active:
+                raise UsageError(f"`{knob.name}` does not exist under these choices", remedy=f"it needs {knob.when}")
+            if knob.required and active and knob.name not in chosen:
+                raise UsageError(f"`{knob.name}` is required here", remedy=f"choose one of {knob.labels or knob.range}")
+        return chosen
+
+    def _calculate_presets(self, state: State) -> None:
+        for target, value in [item for item in state.items() if isinstance(item[1], Preset)]:
+            state[target] = calculate(value.preset, Reading(state, self.around))
+
+    def _add_draft(self, state: State) -> None:
+        """A speculative method that needs a draft model takes the experiment's, unless it names one."""
+        method = state.get(("json", "speculative-config", "method"))
+        target = ("json", "speculative-config", "model")
+        if isinstance(method, str) and method in self.around.drafts and target not in state:
+            state[target] = self.around.drafts[method]
+
+    def values(self, state: Mapping[Target, Any], params: Params) -> Callable[[str], Any]:
+        """Name in a constraint -> its value under ``state``; raises ``Unknown``."""
+        reading = Reading(state, self.around)
+        return lambda name: constraint_value(name, reading, self._by_name, params)
+
+    def size(self) -> int | None:
+        """Combinations of choices, conditions respected, rules not asked; None with a continuous range."""
+        if any(_domain(knob) is None for knob in self.knobs):
+            return None
+        parents = {name for knob in self.knobs for name in knob.when}
+        branching = [knob for knob in self.knobs if knob.name in parents]
+        leaves = [knob for knob in self.knobs if knob.name not in parents]
+        return sum(
+            math.prod(len(_domain(leaf) or ()) + (not leaf.required) for leaf in leaves if self.is_active(leaf, params))
+            for params in self._combinations(tuple(branching), {})
+        )
+
+    def combinations(self) -> Iterator[dict[str, Scalar]]:
+        """Every choice of params in turn, the baseline's first, rules not asked.
+
+        Raises:
+            ValueError: A range is continuous.
+        """
+        return self._combinations(self.knobs, {})
+
+    def _combinations(self, knobs: tuple[Knob, ...], params: dict[str, Scalar]) -> Iterator[dict[str, Scalar]]:
+        if not knobs:
+            yield params
+            return
+        knob, rest = knobs[0], knobs[1:]
+        active = self.is_active(knob, params)
+        if not (active and knob.required):
+            yield from self._combinations(rest, params)
+        if not active:
+            return
+        values = _domain(knob)
+        if values is None:
+            raise ValueError(f"`{knob.name}` is a continuous range")
+        for value in values:
+            yield from self._combinations(rest, {**params, knob.name: value})
+
+    def count(self) -> int | None:
+        """Distinct configurations that can run; None when they are too many to try each, or not countable."""
+        size = self.size()
+        if size is None or size > COUNT_LIMIT:
+            return None
+        keys = set()
+        for params in self.combinations():
+            config, reasons = self.judged(params)
+            if config is not None and not reasons:
+                keys.add(self.key(config))
+        return len(keys)
+
+    def key(self, config: LaunchConfig) -> str:
+        """Equal for configurations that vLLM's rules already tell to be the same."""
+        return equivalent_key(config, self.around.version)
+
+    def without(self, gone: tuple[RuledOut, ...]) -> "Space":
+        """This space with labels taken out; a knob that keeps none disappears."""
+        names = {(item.knob, item.label) for item in gone}
+        kept = [
+            replace(knob, options=tuple(option for option in knob.options if (knob.name, option.label) not in names))
+            for knob in self.knobs
+        ]
+        alive = tuple(knob for knob in kept if knob.range is not None or knob.options)
+        return replace(self, knobs=alive, ruled_out=(*self.ruled_out, *gone), _by_name={})
+
+
+def _domain(knob: Knob) -> tuple[Scalar, ...] | None:
+    if knob.range is None:
+        return knob.labels
+    if isinstance(knob.range, IntRange):
+        return tuple(range(knob.range.low, knob.range.high + 1, knob.range.step))
+    if knob.range.step is None:
+        return None
+    steps = math.floor((knob.range.high - knob.range.low) / knob.range.step + 1e-9)
+    return tuple(
+        round(knob.range.low + i * knob.range.step, 10) for i in itertools.islice(itertools.count(), steps + 1)
+    )
+
+
+def constraint_value(name: str, config: Reading, knobs: Mapping[str, Knob], params: Params) -> Any:
+    """What ``name`` stands for in a constraint; raises ``Unknown`` when nobody knows."""
+    around = config.around
+    if name in knobs and knobs[name].target is None:
+        config.read.add(("knob", name))
+        return label_of(params[name]) if name in params else knobs[name].unset_label
+    target = knobs[name].target if name in knobs else None
+    target = target or (("env", name) if name.isupper() else ("flag", name.replace("_", "-")))
+    computed: dict[str, Callable[[], Any]] = {
+        "gpus": lambda: around.gpus,
+        "draft_tokens": lambda: config.draft_tokens,
+        "tensor-parallel-size": lambda: config.tensor_parallel,
+        "pipeline-parallel-size": lambda: config.pipeline_parallel,
+        "max-num-seqs": lambda: config.max_seqs,
+        "max-num-batched-tokens": lambda: config.batched_tokens,
+    }
+    if target[1] in computed and target[0] == "flag":
+        value = computed[target[1]]()
+    elif name in computed and name not in knobs:
+        value = computed[name]()
+    elif name not in knobs and around.facts is not None and name in type(around.facts).model_fields:
+        value = getattr(around.facts, name)
+    elif target[0] == "env":
+        number = config.number(target[1])
+        value = number if number is not None else config.env(target[1])
+    else:
+        value = config.flag(target[1]) if target[0] == "flag" else config.field(*target[1:])
+    if value is None:
+        raise Unknown(name)
+    return value

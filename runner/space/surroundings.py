@@ -1,0 +1,171 @@
+"""What a configuration is judged against besides itself: the model, the node, vLLM's version. Values only."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner.space.model_facts import ModelFacts
+from runner.space.settings import Target
+
+Version = tuple[int, int, int]
+
+COVERED_VERSIONS: tuple[Version, Version] = ((0, 24, 0), (0, 33, 0))
+"""First and last version of vLLM that the rules of this package were written for."""
+
+PROTECTIVE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+"""Set by a host whose NVLink multicast must not be touched; a server started there always gets them."""
+
+
+def parse_version(text: str | None) -> Version:
+    """``0.32.0+cpu`` -> (0, 32, 0). None, or no version at all: the newest covered one."""
+    found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", text or "")
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else COVERED_VERSIONS[1]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The node as far as a configuration depends on it. None: not known, and then nothing is ruled out by it.
+
+    Attributes:
+        cpus: CPUs the server's process may use.
+        gpu_memory_gib: Memory of the smallest GPU.
+        protected: Those of ``PROTECTIVE`` that the host sets, to that value.
+        known_flags: Flags that the installed vLLM's own help names; None: not asked.
+    """
+
+    cpus: tuple[int, ...] = ()
+    gpu_memory_gib: float | None = None
+    protected: Mapping[str, str] = field(default_factory=dict)
+    known_flags: frozenset[str] | None = None
+
+
+def this_machine(env: Mapping[str, str]) -> Machine:
+    """This process's CPUs and the protective variables of ``env``; GPUs are somebody else's to ask for."""
+    return Machine(cpus=tuple(sorted(os.sched_getaffinity(0))), protected=protective_variables(env))
+
+
+def protective_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """The protective variables that ``env`` sets to their protective value."""
+    return {name: value for name, value in PROTECTIVE.items() if env.get(name) == value}
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Everything outside the configuration that a rule may look at.
+
+    Attributes:
+        device: ``gpu`` or ``cpu``.
+        gpus: GPUs the study may use; None: not known.
+        ladder: Concurrencies that are measured.
+        drafts: Speculative method -> draft model, as the experiment names them.
+        missing_drafts: Drafts of these that are folders on this machine and are not there.
+        draft_vocabularies: Draft -> its vocabulary size, where its config.json could be read.
+    """
+
+    device: str
+    version: Version
+    machine: Machine
+    gpus: int | None = None
+    facts: ModelFacts | None = None
+    ladder: tuple[int, ...] = ()
+    drafts: Mapping[str, str] = field(default_factory=dict)
+    missing_drafts: frozenset[str] = frozenset()
+    draft_vocabularies: Mapping[str, int] = field(default_factory=dict)
+
+
+class Reading:
+    """A configuration under judgement. Remembers what was looked at: a verdict depends on nothing else.
+
+    Args:
+        state: Target -> value.
+        around: What it is judged against.
+    """
+
+    def __init__(self, state: Mapping[Target, Any], around: Surroundings) -> None:
+        self._state = state
+        self.around = around
+        self.read: set[Target] = set()
+
+    def flag(self, name: str) -> Any:
+        """Value of a plain flag; None when unset."""
+        return self._get(("flag", name))
+
+    def env(self, name: str) -> str | None:
+        """Value of an environment variable that the configuration sets; None when it does not."""
+        value = self._get(("env", name))
+        return None if value is None else str(value)
+
+    def field(self, flag: str, *keys: str) -> Any:
+        """Value of a field inside a structured flag; None when unset."""
+        return self._get(("json", flag, *keys))
+
+    def _get(self, target: Target) -> Any:
+        self.read.add(target)
+        return self._state.get(target)
+
+    def number(self, name: str) -> int | None:
+        """Value of an environment variable as a whole number; None when unset or not one."""
+        value = self.env(name)
+        return int(value) if value is not None and re.fullmatch(r"-?\d+", value) else None
+
+    def set_among(self, targets: Iterable[Target]) -> list[Target]:
+        """Those of ``targets`` that the configuration sets."""
+        return [target for target in targets if self._get(target) is not None]
+
+    @property
+    def tensor_parallel(self) -> int:
+        return int(self.flag("tensor-parallel-size") or 1)
+
+    @property
+    def pipeline_parallel(self) -> int:
+        return int(self.flag("pipeline-parallel-size") or 1)
+
+    @property
+    def world(self) -> int:
+        """Processes with a device each: TP x PP x DP."""
+        return self.tensor_parallel * self.pipeline_parallel * int(self.flag("data-parallel-size") or 1)
+
+    @property
+    def eager(self) -> bool:
+        return self.flag("enforce-eager") is True
+
+    @property
+    def speculative_method(self) -> str | None:
+        method = self.field("speculative-config", "method")
+        return None if method is None else str(method)
+
+    @property
+    def draft_tokens(self) -> int:
+        """Draft tokens a step, K; 0 without speculation. MTP takes the model's own number unless told."""
+        if self.speculative_method is None:
+            return 0
+        asked = self.field("speculative-config", "num_speculative_tokens")
+        if asked is not None:
+            return int(asked)
+        if self.speculative_method == "suffix":
+            return 24
+        return (self.around.facts.mtp_layers if self.around.facts else 0) or 0
+
+    @property
+    def max_seqs(self) -> int | None:
+        """``--max-num-seqs``, or what vLLM takes by the GPU's memory; None when that is not known."""
+        asked = self.flag("max-num-seqs")
+        if asked is not None:
+            return int(asked)
+        memory = self.around.machine.gpu_memory_gib
+        if self.around.device == "cpu" or memory is None:
+            return None
+        return 1024 if memory >= 70 else 256
+
+    @property
+    def batched_tokens(self) -> int | None:
+        """``--max-num-batched-tokens``, or what vLLM takes by the GPU's memory; None when that is not known."""
+        asked = self.flag("max-num-batched-tokens")
+        if asked is not None:
+            return int(asked)
+        memory = self.around.machine.gpu_memory_gib
+        if self.around.device == "cpu" or memory is None:
+            return None
+        return 16384 if memory >= 160 else 8192 if memory >= 70 else 2048
