@@ -23,6 +23,9 @@ from pathlib import Path
 import runner
 from runner.errors import UsageError
 
+PREFIX = "bundled:"
+"""Before the name of a bundled model, where an experiment names its model."""
+
 CACHE_VARIABLE = "TOK100_CACHE"
 MANIFEST = "manifest.json"
 
@@ -74,11 +77,12 @@ def bundled_model_folder(name: str) -> Path:
     """The folder of a bundled model, whole and ready to serve; made when it is missing or damaged.
 
     Args:
-        name: A key of ``MODELS``.
+        name: A key of ``MODELS``, without the prefix, in any case.
 
     Raises:
         UsageError: There is no such model, its package is not installed, or the conversion failed.
     """
+    name = name.lower()
     if name not in MODELS:
         raise UsageError(f"no bundled model is called {name!r}", remedy=f"there are: {', '.join(sorted(MODELS))}")
     source = _gguf(MODELS[name])

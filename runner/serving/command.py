@@ -14,7 +14,7 @@ from runner.space.environment import server_env
 PYTHON_VARIABLE = "TOK100_PYTHON"
 """Interpreter that has vLLM, when it is not this one."""
 
-_LAUNCHER = Path(__file__).with_name("vllm_cli.py")
+LAUNCHER = Path(__file__).with_name("vllm_cli.py")
 _ROOT = Path(runner.__file__).parents[1]
 
 
@@ -28,7 +28,7 @@ def command(order: TrialOrder, *, port: int, served_name: str) -> list[str]:
     words = argv(order.config, model=order.model, host=LOOPBACK, port=port, served_name=served_name)
     if order.engine.kind == "simulated":
         return [sys.executable, "-m", "runner.simulator", *words]
-    return [interpreter(order.python), str(_LAUNCHER), *words]
+    return [interpreter(order.python), str(LAUNCHER), *words]
 
 
 def environment(

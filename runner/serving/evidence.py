@@ -18,7 +18,7 @@ def evidence(marker: str, gpu_ids: Sequence[str]) -> dict[str, Any]:
     """Stacks of the trial's processes and the state of its GPUs, as far as they can be had."""
     processes = [process for process in marked(marker) if process.marker == marker]
     found: dict[str, Any] = {"processes": [f"{process.pid} {process.command[:200]}" for process in processes]}
-    tool = _py_spy()
+    tool = py_spy()
     if tool is not None:
         found["stacks"] = {str(process.pid): _stack(tool, process.pid) for process in processes[:_MOST_PROCESSES]}
     busy = {
@@ -28,7 +28,8 @@ def evidence(marker: str, gpu_ids: Sequence[str]) -> dict[str, Any]:
     return found | ({"gpus": busy} if busy else {})
 
 
-def _py_spy() -> str | None:
+def py_spy() -> str | None:
+    """Path of py-spy, beside this interpreter or on the PATH; None without it."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.is_file() else shutil.which("py-spy")
 

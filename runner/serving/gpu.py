@@ -18,6 +18,9 @@ FAKE_VARIABLE = "TOK100_FAKE_NVML"
 
 _GIB = 2**30
 
+_PATHS = {0: "internal", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""nvmlGpuTopologyLevel_t (nvml.h) in the words of ``nvidia-smi topo -m``."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -55,6 +58,29 @@ def used_gib(ids: Sequence[str]) -> dict[str, float]:
     return {gpu.id: gpu.used_gib for gpu in gpus(ids)}
 
 
+def topology() -> str:
+    """How the GPUs are wired: links per GPU where there is NVLink, else the worst path between two of them."""
+    with _nvml() as there:
+        if not there:
+            return "unknown"
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        links = {_nvlinks(handle) for handle in handles}
+        if min(links) > 0:
+            return f"NVLink, {'/'.join(map(str, sorted(links)))} links a GPU"
+        paths = [
+            _optional(pynvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+            for number, one in enumerate(handles)
+            for other in handles[number + 1 :]
+        ]
+        known = [path for path in paths if path is not None]
+        return f"PCIe only, worst path {_PATHS.get(max(known), 'unknown')}" if known else "PCIe, paths unknown"
+
+
+def _nvlinks(handle: Any) -> int:
+    states = [_optional(pynvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)]
+    return sum(state == pynvml.NVML_FEATURE_ENABLED for state in states)
+
+
 @contextmanager
 def _nvml() -> Iterator[bool]:
     """NVML for the block; False when this machine has no driver."""
@@ -87,10 +113,10 @@ def _read(gpu_id: str) -> Gpu:
     )
 
 
-def _optional(question: Any, handle: Any) -> Any:
+def _optional(question: Any, *words: Any) -> Any:
     """An answer that some GPUs (MIG slices, virtual ones) do not give."""
     try:
-        return question(handle)
+        return question(*words)
     except pynvml.NVMLError:
         return None
 
