@@ -52,15 +52,17 @@ class StoreError(RunnerError):
     Args:
         problem: What could not be written, and why.
         path: Where.
+        remedy: What to do before the same command goes on.
     """
 
-    def __init__(self, problem: str, path: Path | str) -> None:
-        super().__init__(problem, path)
+    def __init__(self, problem: str, path: Path | str, remedy: str = "") -> None:
+        super().__init__(problem, path, remedy)
         self.problem = problem
         self.path = path
+        self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.problem}\n  Free some space, then run the same command again: it goes on from here."
+        return f"{self.path}: {self.problem}" + (f"\n  {self.remedy}" if self.remedy else "")
 
 
 class FailureKind(StrEnum):

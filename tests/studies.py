@@ -40,7 +40,9 @@ def experiment(
     )
 
 
-def description(given: Experiment, *, study: str = "tiny-space", values: tuple[int, ...] = (128, 256)) -> StudyDescription:
+def description(
+    given: Experiment, *, study: str = "tiny-space", values: tuple[int, ...] = (128, 256)
+) -> StudyDescription:
     """A study of ``given`` over a space with one knob of ``values``."""
     content = {"knobs": {"max_seqs": {"flag": "max-num-seqs", "choices": list(values)}}}
     return StudyDescription(study=study, experiment=given, space="space", space_content=content, created_at=BEGAN)

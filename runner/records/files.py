@@ -120,5 +120,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = "the disk is full" if error.errno in _FULL else (error.strerror or str(error))
-        raise StoreError(f"cannot be written: {reason}", path) from error
+        if error.errno in _FULL:
+            remedy = "Free some space and run the same command again: nothing that was finished is lost."
+            raise StoreError("cannot be written: the disk is full", path, remedy) from error
+        raise StoreError(f"cannot be written: {error.strerror or error}", path) from error

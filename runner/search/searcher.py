@@ -27,8 +27,11 @@ from runner.search.schedule import Due, Proposal, due, excesses, not_its_fault, 
 from runner.search.store import Store
 from runner.verdict import objective, objective_levels
 
-MAX_REFUSED = 500
-"""Proposals in a row that may be refused before a study counts as exhausted; one takes about a millisecond."""
+MAX_REFUSED = 1000
+"""Proposals in a row that may be refused before the search looks through the points one by one."""
+
+MAX_LEARNED_REFUSED = 50
+"""Of these, the sampler's own; then random ones, which are ten times cheaper and do not insist on one region."""
 
 MAX_ENUMERATED = 4096
 """A space of more points than this is not enumerated; no budget of server starts comes near it."""
@@ -136,7 +139,9 @@ class Searcher:
         if self._grid is not None:
             return self._next_of(self._grid)
         self._memory.sampler = self._sampler()
-        for _ in range(MAX_REFUSED):
+        for attempt in range(MAX_REFUSED):
+            if attempt == MAX_LEARNED_REFUSED:
+                self._memory.sampler = RandomSampler(seed=self._seed())
             trial = self._memory.ask()
             params = suggest(trial, self._space)
             refusal = self._refusal(params)
@@ -187,13 +192,19 @@ class Searcher:
         return trial
 
     def _sampler(self) -> BaseSampler:
-        """A fresh sampler for the next trial; a resumed study would replay its first proposals with the first seed."""
-        text = f"{self._experiment.search.seed}:{len(self._records) + len(self._running)}"
-        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
         if self._experiment.search.sampler == "random":
-            return RandomSampler(seed=seed)
+            return RandomSampler(seed=self._seed())
         startup = self._experiment.search.startup_trials
-        return TPESampler(seed=seed) if startup is None else TPESampler(seed=seed, n_startup_trials=startup)
+        return (
+            TPESampler(seed=self._seed())
+            if startup is None
+            else TPESampler(seed=self._seed(), n_startup_trials=startup)
+        )
+
+    def _seed(self) -> int:
+        """Of the next trial's sampler: with the study's own seed alone, a resumed study would replay its beginning."""
+        text = f"{self._experiment.search.seed}:{len(self._records) + len(self._running)}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
 
     # Enumerating
 

@@ -10,7 +10,7 @@ Pure: takes records and an experiment, gives values. Shared by the search (what 
     rows(summary)                              the table, as text cells
 """
 
-from runner.verdict.objective import baseline_tok_s, excess_percent, objective, objective_levels
+from runner.verdict.objective import baseline_tok_s, excess_percent, objective, objective_levels, output_tok_s
 from runner.verdict.ranking import Candidate, Level, Standing, Summary, Winner, best_at, best_so_far, summarise
 from runner.verdict.starts import Finding, Verdict, judge
 from runner.verdict.table import Rows, rows
@@ -31,6 +31,7 @@ __all__ = [
     "judge",
     "objective",
     "objective_levels",
+    "output_tok_s",
     "rows",
     "summarise",
 ]

@@ -149,9 +149,13 @@ def best_so_far(records: Sequence[TrialRecord], experiment: Experiment) -> float
     """
     found = candidates(records)
     baseline = next((candidate for candidate in found if candidate.is_baseline), None)
-    ranked = _rank([c for c in found if c.synthetic_acceptance is None], found, baseline, experiment)
-    goal = experiment.goal.concurrency
-    return max((x for s in ranked if s.within_guard_rails for x in s.candidate.starts.get(goal, ())), default=None)
+    allowed = [
+        candidate
+        for candidate in found
+        if candidate.synthetic_acceptance is None
+        and all(excess <= 0 for excess in _excess(candidate, baseline, experiment.guard_rails).values())
+    ]
+    return max((x for c in allowed for x in c.starts.get(experiment.goal.concurrency, ())), default=None)
 
 
 def candidates(records: Iterable[TrialRecord]) -> tuple[Candidate, ...]:

@@ -1,0 +1,238 @@
+"""``python -m runner.best``: a study's best configurations, and the winner as a profile that can be served.
+
+Reads the records only: no Ray, Optuna, MLflow, vLLM or torch, so it works on a laptop on files copied from elsewhere.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from runner.errors import StoreError, UsageError
+from runner.records import latest_study, read_study, results_root, studies
+from runner.records.files import write_beside
+from runner.schema.profile import Chosen, Profile, ProfileLevel
+from runner.schema.study import StudyDescription
+from runner.schema.trial import TrialRecord
+from runner.space.document import read_model
+from runner.verdict import Level, Rows, Standing, Summary, Winner, best_at, rows, summarise
+
+EXIT_USAGE = 2
+EXIT_NOTHING = 1
+"""Nothing was measured, so there is no best."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table; exports when asked. Returns the exit code."""
+    options = _options(arguments)
+    console = Console()
+    try:
+        return _run(options, console)
+    except (UsageError, StoreError) as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+        return EXIT_USAGE
+
+
+def export(summary: Summary, winner: Winner, description: StudyDescription, records: Sequence[TrialRecord]) -> Profile:
+    """The winner as a profile."""
+    candidate = winner.standing.candidate
+    first = next(record for record in records if record.number == candidate.numbers[0])
+    goal = summary.experiment.goal
+    return Profile(
+        engine="simulated" if candidate.simulated else "vllm",
+        note=_note(winner.standing, summary),
+        fingerprint=candidate.fingerprint,
+        config=candidate.config,
+        goal_concurrency=goal.concurrency,
+        goal_output_tok_s=goal.output_tok_s,
+        levels=tuple(_profile_level(level, summary) for level in winner.standing.levels),
+        synthetic_acceptance=candidate.synthetic_acceptance,
+        chosen=Chosen(
+            study=description.study,
+            trial=candidate.numbers[0],
+            rule=f"C={winner.concurrency}: {winner.rule}",
+            trials=summary.trials,
+            starts=len(candidate.numbers),
+            runner_up=None if winner.runner_up is None else winner.runner_up.candidate.numbers[0],
+            margin_percent=_rounded(winner.margin_percent),
+        ),
+        provenance=first.provenance,
+    )
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Writes ``path``; ``engine`` stands first.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    content = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
+    write_beside(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120).encode())
+
+
+def read_profile(path: Path) -> Profile:
+    """Reads an exported profile.
+
+    Raises:
+        UsageError: It is missing or malformed, or its configuration is not the one that was measured.
+    """
+    profile = read_model(path, Profile)
+    if profile.config.fingerprint != profile.fingerprint:
+        raise UsageError(
+            f"the configuration was edited: its fingerprint is {profile.config.fingerprint}, "
+            f"the measured one's {profile.fingerprint}",
+            remedy="Export it again; the figures only hold for what was measured.",
+            path=path,
+        )
+    return profile
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    folder = _study_folder(options.study, results_root(options.results))
+    description, records = read_study(folder)
+    summary = summarise(records, description.experiment)
+    if not summary.standings and not summary.synthetic:
+        print(f"{folder}: nothing was measured ({_counts(summary)}); there is no best configuration")
+        return EXIT_NOTHING
+    _print_table(rows(summary, top=options.top), description, folder, console)
+    _print_levels(summary, console)
+    if options.export is None:
+        return 0
+    winner = _chosen(summary, options)
+    write_profile(export(summary, winner, description, records), options.export)
+    print(f"wrote {options.export}: trial {winner.standing.candidate.numbers[0]}, {winner.rule}")
+    return 0
+
+
+def _study_folder(given: str | None, root: Path) -> Path:
+    if given is None:
+        latest = latest_study(root)
+        if latest is None:
+            raise UsageError(
+                "no study was run here yet", remedy="Run `make sweep SPACE=cpu.yaml`, or name one: --study.", path=root
+            )
+        return latest
+    places = [root / given, Path(given)]
+    for folder in places:
+        if (folder / "study.yaml").is_file():
+            return folder
+    known = ", ".join(folder.name for folder in studies(root)) or "none"
+    raise UsageError(f"there is no study {given!r}", remedy=f"Studies under {root}: {known}.")
+
+
+def _chosen(summary: Summary, options: argparse.Namespace) -> Winner:
+    """The winner to export. Synthetic acceptance only when asked for, or when nothing else was measured."""
+    synthetic = options.synthetic or not summary.standings
+    goal = summary.experiment.goal.concurrency
+    concurrency = options.concurrency or goal
+    if concurrency not in summary.experiment.ladder:
+        ladder = ", ".join(str(c) for c in summary.experiment.ladder)
+        raise UsageError(f"C={concurrency} was not measured", remedy=f"This study's ladder is {ladder}.")
+    if concurrency == goal:
+        winner = summary.synthetic_winner if synthetic else summary.winner
+    else:
+        winner = best_at(summary, concurrency, synthetic=synthetic)
+    if winner is None:
+        raise UsageError(f"nothing was measured at C={concurrency} within the guard-rails", remedy="See the table.")
+    return winner
+
+
+def _print_table(table: Rows, description: StudyDescription, folder: Path, console: Console) -> None:
+    simulated = description.experiment.engine.kind == "simulated"
+    shown = Table(title=f"{'simulated ' if simulated else ''}{description.study} ({folder})", title_justify="left")
+    for column in table.header:
+        shown.add_column(column, overflow="fold")
+    for row in table.rows:
+        shown.add_row(*row)
+    console.print(shown, markup=False)
+    for note in table.notes:
+        print(note)
+
+
+def _print_levels(summary: Summary, console: Console) -> None:
+    """Who wins at each concurrency: it is seldom the same configuration."""
+    for concurrency in summary.experiment.ladder:
+        for synthetic in (False, True):
+            winner = best_at(summary, concurrency, synthetic=synthetic)
+            if winner is not None:
+                console.print(_winner_line(winner, synthetic), markup=False, highlight=False, soft_wrap=True)
+
+
+def _winner_line(winner: Winner, synthetic: bool) -> str:
+    candidate = winner.standing.candidate
+    figure = candidate.mean(winner.concurrency)
+    name = "baseline" if candidate.is_baseline else " ".join(f"{k}={v}" for k, v in candidate.params.items())
+    kind = "synthetic acceptance" if synthetic else "simulated" if candidate.simulated else ""
+    label = f"best at C={winner.concurrency}" + (f" ({kind})" if kind else "")
+    return f"{label}: {name}, {figure:.1f} tok/s, trial {candidate.numbers[0]} ({winner.rule})"
+
+
+def _profile_level(level: Level, summary: Summary) -> ProfileLevel:
+    verdict = level.verdict
+    if verdict is not None:
+        said = f"{verdict.finding} ({verdict.rule})"
+    else:
+        said = summary.no_baseline or ("this is the baseline" if level.output_tok_s is not None else "not measured")
+    return ProfileLevel(
+        concurrency=level.concurrency,
+        output_tok_s=_rounded(level.output_tok_s),
+        baseline_output_tok_s=_rounded(level.baseline_tok_s),
+        change_percent=None if verdict is None else _rounded(verdict.change_percent),
+        verdict=said,
+    )
+
+
+def _note(standing: Standing, summary: Summary) -> str | None:
+    candidate = standing.candidate
+    notes = [
+        "simulated: no real engine made these numbers" if candidate.simulated else "",
+        "synthetic acceptance: drafts were accepted at a set rate, not by the text; real text gives other figures"
+        if candidate.synthetic_acceptance is not None
+        else "",
+        *(
+            f"loses {-level.verdict.change_percent:.1f} % against the baseline at C={level.concurrency}"
+            for level in standing.levels
+            if level.verdict is not None and level.verdict.change_percent is not None
+            if level.verdict.finding == "worse"
+        ),
+        f"{summary.no_baseline}: no gain is claimed" if summary.no_baseline else "",
+    ]
+    return "; ".join(note for note in notes if note) or None
+
+
+def _counts(summary: Summary) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome, count in summary.outcomes.items()) or "no trials"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m runner.best", description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--study", help="name under the results folder, or a path; the one last written here if left out"
+    )
+    parser.add_argument("--top", type=_positive, default=10, help="rows of the table (default 10)")
+    parser.add_argument("--export", type=Path, metavar="PROFILE", help="write the winner to this YAML file")
+    parser.add_argument(
+        "--concurrency", type=_positive, help="export the winner at this concurrency, not at the goal's"
+    )
+    parser.add_argument("--synthetic", action="store_true", help="export the winner among synthetic-acceptance trials")
+    parser.add_argument("--results", type=Path, help="results folder (default: $TOK100_RESULTS, else ./results)")
+    return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
