@@ -6,7 +6,7 @@ is required, a second one that says whether it is set: a number cannot stand for
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -44,7 +44,7 @@ class SearchedSpace(Protocol):
     @property
     def knobs(self) -> tuple[SearchedKnob, ...]: ...
 
-    def is_active(self, knob: SearchedKnob, params: Params, /) -> bool: ...
+    def is_active(self, knob: Any, params: Params, /) -> bool: ...
 
     def resolve(self, params: Params, /) -> LaunchConfig: ...
 

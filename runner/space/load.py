@@ -78,7 +78,14 @@ def load_space(
     _check_pinned(ordered, experiment)
     _check_disjoint(ordered)
     constraints = tuple(_constraint(text, doc, place, ordered, base) for text, doc, place in lines)
-    space = Space(path.stem, experiment.model, ordered, base, constraints, around)
+    content = {
+        "knobs": {
+            name: spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+            for name, (spec, _) in knobs.items()
+        },
+        "constraints": [text for text, _, _ in lines],
+    }
+    space = Space(path.stem, experiment.model, ordered, base, constraints, around, content=content)
     hopeless = nothing_can_run(space)
     if hopeless is not None:
         raise UsageError(f"nothing in this space can run: {hopeless}", remedy="change the experiment", path=path)

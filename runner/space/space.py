@@ -44,6 +44,7 @@ class Space:
         base: Settings of the experiment, defaults and pinned ones.
         warnings: What a user should know before starting, one sentence each.
         ruled_out: Labels that the model or the node rules out whatever else is chosen.
+        content: The knobs and constraints as written, includes resolved, JSON-able; for the study's description.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Space:
     around: Surroundings
     warnings: tuple[str, ...] = ()
     ruled_out: tuple[RuledOut, ...] = ()
+    content: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     _by_name: dict[str, Knob] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
