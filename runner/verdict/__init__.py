@@ -13,7 +13,7 @@ Pure: takes records and an experiment, gives values. Shared by the search (what 
 from runner.verdict.objective import baseline_tok_s, excess_percent, objective, objective_levels, output_tok_s
 from runner.verdict.ranking import Candidate, Level, Standing, Summary, Winner, best_at, best_so_far, summarise
 from runner.verdict.starts import Finding, Verdict, judge
-from runner.verdict.table import Rows, rows
+from runner.verdict.table import Rows, describe, rows
 
 __all__ = [
     "Candidate",
@@ -27,6 +27,7 @@ __all__ = [
     "baseline_tok_s",
     "best_at",
     "best_so_far",
+    "describe",
     "excess_percent",
     "judge",
     "objective",
