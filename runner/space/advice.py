@@ -1,17 +1,162 @@
 """Warnings about a space: knobs that change nothing on the path that runs, values that are known to be trouble."""
 
 from collections.abc import Iterator
+from typing import Any
 
+from runner.schema.base import Scalar
+from runner.schema.space import Preset
+from runner.space.feasibility import activation
 from runner.space.knobs import Knob
+from runner.space.settings import Target
 from runner.space.space import Space
+from runner.space.surroundings import COVERED_VERSIONS, PROTECTIVE, Reading
+
+_SAFE_UTILISATION = 0.95
+"""Above it graph capture runs out of memory although the KV cache fitted (vLLM issues 57475, 19186, 11251)."""
+
+_PATH_SETTINGS = (
+    "disable-custom-all-reduce: true, VLLM_ALLREDUCE_USE_SYMM_MEM=0, VLLM_ALLREDUCE_USE_FLASHINFER=0 and "
+    "compilation-config.pass_config.fuse_allreduce_rms: false"
+)
 
 
 def warnings_for(space: Space) -> tuple[str, ...]:
     """What a user should know before a study starts, one sentence each."""
-    return tuple(_inert_collectives(space))
+    return tuple(
+        dict.fromkeys(
+            [
+                *_version(space),
+                *_baseline(space),
+                *_collectives(space),
+                *_eager(space),
+                *_values(space),
+                *_queues(space),
+            ]
+        )
+    )
 
 
-def _inert_collectives(space: Space) -> Iterator[str]:
-    unused: list[Knob] = []
-    if unused:
-        yield ""
+def inert_labels(space: Space) -> Iterator[tuple[Knob, str]]:
+    """Labels that change nothing where every other knob is unset; with other knobs set they may."""
+    for knob in space.knobs:
+        _, params = activation(space, knob)
+        for label in knob.labels:
+            alone, _ = (
+                space.judged({**params, knob.name: label}) if not _needs_child(space, knob, label) else (None, ())
+            )
+            without, _ = space.judged(params) if not knob.required and not _waits(space, params) else (None, ())
+            if alone is not None and without is not None and space.key(alone) == space.key(without):
+                yield knob, label
+
+
+def _needs_child(space: Space, knob: Knob, label: str) -> bool:
+    return any(child.required and label in child.when.get(knob.name, ()) for child in space.knobs)
+
+
+def _waits(space: Space, params: dict[str, Scalar]) -> bool:
+    """Whether these choices alone leave a required knob open."""
+    return any(knob.required and knob.name not in params and space.is_active(knob, params) for knob in space.knobs)
+
+
+def _version(space: Space) -> Iterator[str]:
+    first, last = COVERED_VERSIONS
+    if not first <= space.around.version <= last:
+        shown, *covered = [".".join(map(str, version)) for version in (space.around.version, first, last)]
+        yield f"vLLM {shown} is outside {covered[0]}..{covered[1]}, which the rules were written for"
+
+
+def _baseline(space: Space) -> Iterator[str]:
+    _, reasons = space.judged({})
+    if reasons:
+        yield f"the baseline cannot run ({reasons[0]}): no gain can be claimed over it"
+
+
+def _settings(space: Space) -> Iterator[tuple[Knob, str, Target, Any]]:
+    for knob in space.knobs:
+        for option in knob.options:
+            for target, value in option.settings.items():
+                yield knob, option.label, target, value
+        if knob.range is not None and knob.target is not None:
+            yield knob, str(knob.range.high), knob.target, knob.range.high
+
+
+def _collectives(space: Space) -> Iterator[str]:
+    for knob in space.knobs:
+        names = sorted(
+            t[1] for t in knob.targets if t[0] == "env" and t[1].startswith("NCCL_") and t[1] not in PROTECTIVE
+        )
+        if not names:
+            continue
+        reading = Reading(_reached(space, knob), space.around)
+        if space.around.device == "cpu":
+            yield f"`{knob.name}` ({', '.join(names)}) changes nothing: there is no NCCL on a CPU"
+        elif not takes_nccl(reading):
+            yield (
+                f"`{knob.name}` ({', '.join(names)}) hardly changes anything: all-reduces of decode steps take another "
+                f"path than NCCL; make it conditional on {_PATH_SETTINGS}"
+            )
+        elif not _may_be_parallel(space, reading):
+            yield f"`{knob.name}` ({', '.join(names)}) changes nothing: a single GPU has nobody to talk to"
+        if "NCCL_P2P_DISABLE" in names and reading.flag("disable-custom-all-reduce") is not True:
+            yield f"`{knob.name}`: NCCL_P2P_DISABLE does not stop vLLM's custom all-reduce from using peer-to-peer"
+
+
+def takes_nccl(config: Reading) -> bool:
+    """Whether nothing stands before NCCL for an all-reduce of tensor parallelism."""
+    fused = config.field("compilation-config", "pass_config", "fuse_allreduce_rms")
+    no_fusion = fused is False or config.eager or config.flag("optimization-level") in (0, 1)
+    return (
+        config.flag("disable-custom-all-reduce") is True
+        and config.env("VLLM_ALLREDUCE_USE_SYMM_MEM") == "0"
+        and config.env("VLLM_ALLREDUCE_USE_FLASHINFER") == "0"
+        and no_fusion
+    )
+
+
+def _reached(space: Space, knob: Knob) -> dict[Target, Any]:
+    """Settings that hold at least whenever ``knob`` exists."""
+    _, params = activation(space, knob)
+    by_name = {k.name: k for k in space.knobs}
+    state = dict(space.base)
+    for name, value in params.items():
+        state.update(by_name[name].settings(value))
+    return state
+
+
+def _may_be_parallel(space: Space, config: Reading) -> bool:
+    sizes = {("flag", "tensor-parallel-size"), ("flag", "pipeline-parallel-size"), ("flag", "data-parallel-size")}
+    return config.world > 1 or any(sizes & knob.targets for knob in space.knobs)
+
+
+def _eager(space: Space) -> Iterator[str]:
+    base = Reading(space.base, space.around)
+    if not base.eager or any(("flag", "enforce-eager") in knob.targets for knob in space.knobs):
+        return
+    for knob in space.knobs:
+        if knob.targets and all(target[1] in ("compilation-config", "optimization-level") for target in knob.targets):
+            yield f"`{knob.name}` changes nothing: the experiment sets enforce-eager, which wins"
+
+
+def _values(space: Space) -> Iterator[str]:
+    for knob, label, target, value in _settings(space):
+        if isinstance(value, Preset):
+            continue
+        if target == ("flag", "optimization-level") and value == 3:
+            yield f"`{knob.name}` {label}: -O3 is the same as -O2; it is launched once for both"
+        if target == ("flag", "gpu-memory-utilization") and value > _SAFE_UTILISATION:
+            yield f"`{knob.name}` {label}: above {_SAFE_UTILISATION} graph capture is known to run out of memory"
+        if target == ("env", "NCCL_PROTO") and "LL128" in value and not value.startswith("^"):
+            yield f"`{knob.name}` {label}: LL128 corrupts data where NCCL would not choose it by itself (no NVLink)"
+        if target == ("flag", "stream-interval") and value > 1:
+            yield f"`{knob.name}` {label}: several tokens arrive at once, so latencies between tokens mean less"
+
+
+def _queues(space: Space) -> Iterator[str]:
+    most = max(space.around.ladder, default=0)
+    low = [label for knob, label, target, value in _settings(space) if _few_seqs(target, value, most)]
+    if low:
+        yield f"max-num-seqs {', '.join(low)}: below the ladder's highest concurrency {most}, so requests wait there"
+
+
+def _few_seqs(target: Target, value: Any, most: int) -> bool:
+    return target == ("flag", "max-num-seqs") and isinstance(value, int) and value < most

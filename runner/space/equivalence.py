@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from runner.schema.launch import LaunchConfig
-from runner.space.settings import State, flattened
+from runner.space.settings import State, Target, flattened
 from runner.space.surroundings import COVERED_VERSIONS, Machine, Reading, Surroundings, Version
 
 _DEFAULT_FLAGS: dict[str, Any] = {
@@ -39,6 +39,12 @@ _DEFAULT_ENV = {
     "NCCL_GRAPH_MIXING_SUPPORT": "1",
     "NCCL_BUFFSIZE": "4194304",
 }
+
+DEFAULTS: dict[Target, Any] = {
+    **{("flag", name): value for name, value in _DEFAULT_FLAGS.items()},
+    **{("env", name): value for name, value in _DEFAULT_ENV.items()},
+}
+"""What holds where nobody sets anything, as far as it is the same for every model and machine."""
 
 _COMPILE_MODES = {"0": "NONE", "1": "STOCK_TORCH_COMPILE", "2": "DYNAMO_TRACE_ONCE", "3": "VLLM_COMPILE"}
 _LATER_THAN_ANY: Version = (99, 0, 0)
@@ -147,12 +153,9 @@ def _lookup_window(state: State, config: Reading) -> None:
 
 
 def _defaults(state: State, config: Reading) -> None:
-    for name, value in _DEFAULT_FLAGS.items():
-        if state.get(("flag", name)) == value and type(state["flag", name]) is type(value):
-            del state["flag", name]
-    for name, text in _DEFAULT_ENV.items():
-        if state.get(("env", name)) == text:
-            del state["env", name]
+    for target, value in DEFAULTS.items():
+        if state.get(target) == value and type(state[target]) is type(value):
+            del state[target]
 
 
 _Simplification = tuple[Callable[[State, Reading], None], Version, Version]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from runner.errors import Infeasible
 from runner.schema.base import Scalar
 from runner.schema.space import Preset
+from runner.space.equivalence import DEFAULTS
 from runner.space.knobs import Knob
 from runner.space.presets import calculate
 from runner.space.rules import RULES
@@ -35,9 +36,34 @@ def ruled_out(space: Space) -> tuple[RuledOut, ...]:
     )
 
 
+def same_as_unset(space: Space) -> tuple[RuledOut, ...]:
+    """Labels that set what holds anyway, so that trying them would try the same configuration twice."""
+    return tuple(
+        RuledOut(knob.name, option.label, "the same as leaving it unset")
+        for knob in space.knobs
+        for option in knob.options
+        if option.keep_failing is None
+        and not knob.required
+        and all(_holds_anyway(space, target, value) for target, value in option.settings.items())
+        and not any(overlap(t, o) for t in option.settings for k in space.knobs if k is not knob for o in k.targets)
+        and not any(_tells_apart(knob, option.label, other) for other in space.knobs)
+    )
+
+
+def _holds_anyway(space: Space, target: Target, value: object) -> bool:
+    held = space.base.get(target, DEFAULTS.get(target))
+    return held == value and type(held) is type(value)
+
+
+def _tells_apart(knob: Knob, label: str, other: Knob) -> bool:
+    """Whether ``other`` exists with the label but not without a choice, or the other way round."""
+    wanted = other.when.get(knob.name)
+    return wanted is not None and (label in wanted) != (knob.unset_label in wanted)
+
+
 def _hopeless(space: Space, knob: Knob, label: str) -> Iterator[str]:
     """At most one reason."""
-    fixed, params = _activation(space, knob)
+    fixed, params = activation(space, knob)
     others = [k for k in space.knobs if k.name != knob.name and k.name not in fixed]
     movable = {target for other in others for target in other.targets} | {("knob", other.name) for other in others}
     for reason, read in _verdicts(space, {**params, knob.name: label}):
@@ -46,13 +72,13 @@ def _hopeless(space: Space, knob: Knob, label: str) -> Iterator[str]:
             return
 
 
-def _activation(space: Space, knob: Knob) -> tuple[set[str], dict[str, Scalar]]:
+def activation(space: Space, knob: Knob) -> tuple[set[str], dict[str, Scalar]]:
     """Choices that make ``knob`` exist, and the parents among them that have no alternative."""
     by_name = {k.name: k for k in space.knobs}
     fixed: set[str] = set()
     params: dict[str, Scalar] = {}
     for parent, labels in knob.when.items():
-        above, needed = _activation(space, by_name[parent])
+        above, needed = activation(space, by_name[parent])
         fixed |= above | ({parent} if len(labels) == 1 else set())
         params.update(needed)
         if by_name[parent].unset_label not in labels:

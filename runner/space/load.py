@@ -14,9 +14,9 @@ from runner.space.collectives import canonical
 from runner.space.constraints import Constraint, parse_constraint
 from runner.space.document import Document, find_file, read_document
 from runner.space.environment import check_protection
-from runner.space.feasibility import nothing_can_run, ruled_out
+from runner.space.feasibility import nothing_can_run, ruled_out, same_as_unset
 from runner.space.knobs import Knob, Option, build_knob, in_dependency_order
-from runner.space.model_facts import ModelFacts
+from runner.space.model_facts import ModelFacts, read_model_facts
 from runner.space.settings import STRUCTURED_FLAGS, State, Target, assign, flattened, overlap, spoken
 from runner.space.space import Space
 from runner.space.surroundings import PROTECTIVE, Machine, Surroundings, parse_version, this_machine
@@ -63,6 +63,7 @@ def load_space(
     path = find_file(name_or_path, "search_spaces", "search space")
     knobs, lines = _collected(path)
     ordered = in_dependency_order({name: build_knob(name, spec, doc) for name, (spec, doc) in knobs.items()})
+    missing, vocabularies = _drafts(experiment)
     around = Surroundings(
         device=experiment.engine.device,
         version=parse_version(vllm_version),
@@ -71,6 +72,8 @@ def load_space(
         facts=facts,
         ladder=experiment.ladder,
         drafts=experiment.drafts,
+        missing_drafts=missing,
+        draft_vocabularies=vocabularies,
     )
     base = base_settings(experiment, around.machine)
     for knob in ordered:
@@ -90,6 +93,7 @@ def load_space(
     if hopeless is not None:
         raise UsageError(f"nothing in this space can run: {hopeless}", remedy="change the experiment", path=path)
     space = space.without(ruled_out(space))
+    space = space.without(same_as_unset(space))
     return dataclasses.replace(space, warnings=warnings_for(space))
 
 
@@ -121,6 +125,19 @@ def _collected(path: Path, above: tuple[Path, ...] = ()) -> tuple[_Specs, _Lines
     knobs.update((name, (spec, document)) for name, spec in file.knobs.items())
     lines += [(text, document, position) for position, text in enumerate(file.constraints)]
     return knobs, lines
+
+
+def _drafts(experiment: Experiment) -> tuple[frozenset[str], dict[str, int]]:
+    """Drafts that are not there, and the vocabularies of those that are.
+
+    Only where the model itself is a folder of this machine: else the drafts may lie on another one too.
+    """
+    if not Path(experiment.model).is_dir():
+        return frozenset(), {}
+    written_as_folders = {draft for draft in experiment.drafts.values() if draft.startswith((".", "/", "~"))}
+    missing = {draft for draft in written_as_folders if not (Path(draft).expanduser() / "config.json").is_file()}
+    there = written_as_folders - missing
+    return frozenset(missing), {draft: read_model_facts(Path(draft).expanduser()).vocabulary for draft in there}
 
 
 def base_settings(experiment: Experiment, machine: Machine) -> State:
@@ -197,13 +214,13 @@ def _check_pinned(knobs: tuple[Knob, ...], experiment: Experiment) -> None:
 
 
 def _check_disjoint(knobs: tuple[Knob, ...]) -> None:
-    """Two knobs that can set the same thing at the same time contradict each other."""
+    """Two knobs that can set the same thing to different values at the same time contradict each other."""
     by_name = {knob.name: knob for knob in knobs}
     for position, knob in enumerate(knobs):
         for other in knobs[:position]:
             shared = [(a, b) for a in knob.targets for b in other.targets if overlap(a, b)]
             for target, theirs in sorted(shared):
-                if _may_meet(knob, target, other, theirs, by_name):
+                if not _agree(knob, target, other, theirs) and _may_meet(knob, target, other, theirs, by_name):
                     raise knob.document.error(
                         knob.where,
                         f"`{knob.name}` and `{other.name}` both set {spoken(target)}",
@@ -221,6 +238,14 @@ def _may_meet(knob: Knob, target: Target, other: Knob, theirs: Target, knobs: Ma
         if labels is not None:
             allowed[name] = allowed[name] & set(labels) if name in allowed else set(labels)
     return all(allowed.values())
+
+
+def _agree(knob: Knob, target: Target, other: Knob, theirs: Target) -> bool:
+    """Whether both only ever set the same target to the same value."""
+    options = (*knob.options, *other.options)
+    values = [option.settings[target] for option in options if target in option.settings]
+    ranged = knob.range is not None or other.range is not None
+    return target == theirs and not ranged and all(value == values[0] for value in values)
 
 
 def _conditions(knob: Knob, knobs: Mapping[str, Knob]) -> Iterator[tuple[str, tuple[str, ...] | None]]:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from runner.errors import Infeasible
 from runner.space.surroundings import Reading
 
+Calculated = list[int] | list[list[int]] | str
+
 _UNKNOWN_MAX_SEQS = 256
 """vLLM's own default on GPUs of unknown size; it takes 1024 on large ones."""
 
@@ -17,7 +19,7 @@ _DENSE_UP_TO = 32
 """Requests up to which every batch gets its own graph in ``upto_max``; also vLLM's `interactivity` mode."""
 
 
-def calculate(name: str, config: Reading) -> list[int] | str:
+def calculate(name: str, config: Reading) -> Calculated:
     """The value of preset ``name`` under ``config``.
 
     Raises:
@@ -51,6 +53,32 @@ def _up_to_max(most: int) -> list[int]:
 
 def _ladder_sizes(config: Reading) -> list[int]:
     return _capture_sizes(lambda most: list(config.around.ladder))(config)
+
+
+def _fewer_as_batches_grow(config: Reading) -> list[list[int]]:
+    """[first batch, last batch, draft tokens]: all of K up to 8 requests, half up to 32, one above."""
+    most, draft_tokens = config.max_seqs or _UNKNOWN_MAX_SEQS, config.draft_tokens
+    if draft_tokens < 2:
+        raise Infeasible("a single draft token cannot become fewer as batches grow")
+    steps = [[1, 8, draft_tokens], [9, 32, max(1, draft_tokens // 2)], [33, most, 1]]
+    return [[first, min(last, most), tokens] for first, last, tokens in steps if first <= most]
+
+
+def _lighter_last_stage(layers_less: int) -> Callable[[Reading], str]:
+    def partition(config: Reading) -> str:
+        stages, facts = config.pipeline_parallel, config.around.facts
+        if facts is None:
+            raise Infeasible("the number of layers of the model is not known")
+        each, rest = divmod(facts.layers, stages)
+        counts = [each + (stages - rest <= stage < stages) for stage in range(stages)]
+        counts[-1] -= layers_less
+        for stage in range(layers_less):
+            counts[stage % max(1, stages - 1)] += 1
+        if stages < 2 or counts[-1] < 1:
+            raise Infeasible(f"{facts.layers} layers over {stages} stages leave no layer to move")
+        return ",".join(map(str, counts))
+
+    return partition
 
 
 def _cpus(config: Reading, needed: int) -> tuple[int, ...]:
@@ -89,13 +117,18 @@ def _two_halves(config: Reading) -> str:
     return f"{cpu_list(cpus[:half])}|{cpu_list(cpus[half : 2 * half])}"
 
 
-PRESETS: dict[str, Callable[[Reading], list[int] | str]] = {
+PRESETS: dict[str, Callable[[Reading], Calculated]] = {
     # Capture sizes. Every request count up to 32, then vLLM's own strides, up to max-num-seqs.
     "upto_max": _capture_sizes(_up_to_max),
     "powers_of_two": _capture_sizes(_powers_of_two),
     "upto_8": _capture_sizes(lambda most: [1, 2, 4, 8]),
     "upto_32": _capture_sizes(lambda most: list(range(1, 33))),
     "ladder": _ladder_sizes,
+    # Draft tokens by batch size.
+    "fewer_as_batches_grow": _fewer_as_batches_grow,
+    # Layers of each pipeline stage.
+    "last_stage_minus_1": _lighter_last_stage(1),
+    "last_stage_minus_2": _lighter_last_stage(2),
     # CPU bindings, of the CPUs that this process may use.
     "all_cpus": _all_cpus,
     "all_but_one": _all_but_one,

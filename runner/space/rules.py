@@ -7,6 +7,7 @@ are checked in ``values``; what merely changes nothing is in ``equivalence``.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from runner.space import speculation_rules as speculation
 from runner.space.collectives import allreduce_algorithms, allreduce_protocols
 from runner.space.model_facts import GIB
 from runner.space.surroundings import COVERED_VERSIONS, Reading, Version
@@ -242,4 +243,11 @@ RULES: tuple[Rule, ...] = (
     Rule(_channels),
     Rule(_algorithm_protocol),
     Rule(_batch_invariant),
+    Rule(speculation.draft_length),
+    Rule(speculation.draft_source),
+    Rule(speculation.lookup_window),
+    Rule(speculation.draft_parallel),
+    Rule(speculation.synthetic_acceptance),
+    Rule(speculation.said_twice),
+    Rule(speculation.async_on_old_runner),
 )

@@ -97,7 +97,9 @@ class Space:
         flags, structured, env = nested(state)
         gpus = reading.world if self.around.device == "gpu" else 0
         config = LaunchConfig(model=self.model, flags=flags, structured=structured, env=env, gpus=gpus)
-        broken = [f"breaks `{c.text}`" for c in self.constraints if not c.holds(self.values(state, params))]
+        # The baseline is what it is: constraints say what may be proposed beside it.
+        asked = self.constraints if params else ()
+        broken = [f"breaks `{c.text}`" for c in asked if not c.holds(self.values(state, params))]
         return config, (*broken_rules(reading), *broken)
 
     def state(self, params: Params) -> State:
