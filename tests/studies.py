@@ -1,17 +1,17 @@
-"""Values that tests of several rooms build: experiments, records, and a small space. Nothing here touches a disk."""
+"""Values that tests of several rooms build: experiments, records, and a small space."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
-from runner.errors import FailureKind, Infeasible
+from runner.errors import FailureKind
 from runner.schema.base import FlagValue, Scalar
 from runner.schema.experiment import Budget, Engine, Experiment, Goal, GuardRail, Search
 from runner.schema.launch import LaunchConfig
-from runner.schema.space import FloatRange, IntRange
 from runner.schema.study import StudyDescription
 from runner.schema.trial import Failure, Measurement, Outcome, Role, TrialRecord
-from runner.search import Proposal, SearchedKnob
+from runner.search import Proposal
+from runner.space import Machine, Space, load_space
 
 BEGAN = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 MODEL = "bundled:tiny"
@@ -103,31 +103,28 @@ def record_of(proposal: Proposal, tok_s: Mapping[int, float] | float | None = No
     )
 
 
-@dataclass(frozen=True)
-class Knob:
-    """A knob of the small space."""
+SPACE = """
+knobs:
+  seqs: {flag: max-num-seqs, int: {low: 16, high: 1024, log: true}}
+  block: {flag: block-size, choices: [32, 64, {value: 16, keep_failing: the server dies of it}]}
+  dtype: {flag: dtype, choices: [bfloat16, float16]}
+  speculation:
+    choices:
+      none: {}
+      ngram: {json: {speculative-config: {method: ngram, prompt_lookup_max: 4}}}
+  drafts:
+    json: speculative-config.num_speculative_tokens
+    int: {low: 1, high: 5}
+    required: true
+    when: {speculation: ngram}
+constraints:
+  - max_num_seqs != 100
+"""
+"""A range, choices with one that fails on purpose, a bundle, and a required knob under a condition."""
 
-    name: str
-    labels: tuple[str, ...] = ()
-    range: IntRange | FloatRange | None = None
-    required: bool = False
-    when: Mapping[str, str] = field(default_factory=dict)
-    keep_failing: Mapping[str, str] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class Space:
-    """A space whose every knob sets a flag of its own name; ``forbidden`` pairs of knob and value cannot run."""
-
-    knobs: tuple[Knob, ...]
-    forbidden: frozenset[tuple[str, Scalar]] = frozenset()
-
-    def is_active(self, knob: SearchedKnob, params: Mapping[str, Scalar]) -> bool:
-        found = next(own for own in self.knobs if own.name == knob.name)
-        return all(params.get(parent) == label for parent, label in found.when.items())
-
-    def resolve(self, params: Mapping[str, Scalar]) -> LaunchConfig:
-        for name, value in params.items():
-            if (name, value) in self.forbidden:
-                raise Infeasible(f"{name}={value} cannot run")
-        return config(params)
+def space(folder: Path, given: Experiment, text: str = SPACE) -> Space:
+    """The space written in ``text``."""
+    path = folder / "space.yaml"
+    path.write_text(text)
+    return load_space(path, given, machine=Machine())

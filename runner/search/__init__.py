@@ -14,8 +14,7 @@ trials only: nothing is ever left running in it, and it is rebuilt whenever it d
 It knows neither servers nor files of the study nor MLflow.
 """
 
-from runner.search.encoding import SearchedKnob, SearchedSpace
 from runner.search.schedule import Proposal
 from runner.search.searcher import Searcher
 
-__all__ = ["Proposal", "SearchedKnob", "SearchedSpace", "Searcher"]
+__all__ = ["Proposal", "Searcher"]

@@ -4,57 +4,20 @@ A knob of choices is one categorical parameter, unset being ``None``. A range is
 is required, a second one that says whether it is set: a number cannot stand for "unset".
 """
 
-import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
-
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from runner.schema.base import Scalar
-from runner.schema.launch import LaunchConfig
-from runner.schema.space import FloatRange, IntRange
-
-Params = Mapping[str, Scalar]
-"""Knob -> label of the choice, or the number of a range; an unset knob is absent."""
+from runner.schema.space import IntRange
+from runner.space import Knob, Params, Space
 
 
-class SearchedKnob(Protocol):
-    """What the search needs of a knob."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def labels(self) -> tuple[str, ...]: ...
-
-    @property
-    def range(self) -> IntRange | FloatRange | None: ...
-
-    @property
-    def required(self) -> bool: ...
-
-    @property
-    def keep_failing(self) -> Mapping[str, str]: ...
-
-
-class SearchedSpace(Protocol):
-    """What the search needs of a space. ``knobs`` stand in dependency order."""
-
-    @property
-    def knobs(self) -> tuple[SearchedKnob, ...]: ...
-
-    def is_active(self, knob: Any, params: Params, /) -> bool: ...
-
-    def resolve(self, params: Params, /) -> LaunchConfig: ...
-
-
-def switch(knob: SearchedKnob) -> str:
+def switch(knob: Knob) -> str:
     """The parameter that says whether an optional range is set."""
     return f"{knob.name} is set"
 
 
-def suggest(trial: optuna.Trial, space: SearchedSpace) -> dict[str, Scalar]:
+def suggest(trial: optuna.Trial, space: Space) -> dict[str, Scalar]:
     """Asks ``trial`` for a value of every active knob."""
     params: dict[str, Scalar] = {}
     for knob in space.knobs:
@@ -66,7 +29,7 @@ def suggest(trial: optuna.Trial, space: SearchedSpace) -> dict[str, Scalar]:
     return params
 
 
-def _suggest_one(trial: optuna.Trial, knob: SearchedKnob) -> Scalar | None:
+def _suggest_one(trial: optuna.Trial, knob: Knob) -> Scalar | None:
     limits = knob.range
     if limits is None:
         return trial.suggest_categorical(knob.name, _choices(knob))
@@ -77,7 +40,7 @@ def _suggest_one(trial: optuna.Trial, knob: SearchedKnob) -> Scalar | None:
     return trial.suggest_float(knob.name, limits.low, limits.high, step=limits.step, log=limits.log)
 
 
-def encode(params: Params, space: SearchedSpace) -> tuple[dict[str, Scalar | None], dict[str, BaseDistribution]] | None:
+def encode(params: Params, space: Space) -> tuple[dict[str, Scalar | None], dict[str, BaseDistribution]] | None:
     """Optuna's values and distributions of ``params``; None when they do not fit the space (a fork of an edited one).
 
     A number off its range's step is taken in all the same: Optuna only asks that it lies inside.
@@ -100,47 +63,11 @@ def encode(params: Params, space: SearchedSpace) -> tuple[dict[str, Scalar | Non
     return (values, distributions) if fits and complete else None
 
 
-def points(space: SearchedSpace) -> Iterator[dict[str, Scalar]] | None:
-    """Every point of a space, one after the other; None when a knob has uncountably many values."""
-    values = {knob.name: _values(knob) for knob in space.knobs}
-    if any(found is None for found in values.values()):
-        return None
-    return _walk(space, {name: found for name, found in values.items() if found is not None}, 0, {})
-
-
-def _walk(
-    space: SearchedSpace, values: Mapping[str, "range | tuple[Scalar, ...]"], depth: int, params: dict[str, Scalar]
-) -> Iterator[dict[str, Scalar]]:
-    if depth == len(space.knobs):
-        yield params
-        return
-    knob = space.knobs[depth]
-    active = space.is_active(knob, params)
-    if not active or not knob.required:
-        yield from _walk(space, values, depth + 1, params)
-    if active:
-        for value in values[knob.name]:
-            yield from _walk(space, values, depth + 1, {**params, knob.name: value})
-
-
-def _values(knob: SearchedKnob) -> "range | tuple[Scalar, ...] | None":
-    limits = knob.range
-    if limits is None:
-        return knob.labels
-    if isinstance(limits, IntRange):
-        return range(limits.low, limits.high + 1, limits.step)
-    if limits.step is None:
-        return None
-    step = limits.step
-    steps = itertools.takewhile(lambda i: limits.low + i * step <= limits.high + step * 1e-9, itertools.count())
-    return tuple(round(limits.low + i * step, 12) for i in steps)
-
-
-def _choices(knob: SearchedKnob) -> list[str | None]:
+def _choices(knob: Knob) -> list[str | None]:
     return list(knob.labels) if knob.required else [None, *knob.labels]
 
 
-def _distribution(knob: SearchedKnob) -> BaseDistribution:
+def _distribution(knob: Knob) -> BaseDistribution:
     limits = knob.range
     if limits is None:
         return CategoricalDistribution(_choices(knob))

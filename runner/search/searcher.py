@@ -9,7 +9,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +22,10 @@ from runner.errors import Infeasible, UsageError
 from runner.schema.base import Scalar
 from runner.schema.experiment import Experiment
 from runner.schema.trial import Outcome, Role, TrialRecord
-from runner.search.encoding import Params, SearchedSpace, encode, points, suggest
+from runner.search.encoding import encode, suggest
 from runner.search.schedule import Due, Proposal, due, excesses, not_its_fault, slots
 from runner.search.store import Store
+from runner.space import Params, Space
 from runner.verdict import objective, objective_levels
 
 MAX_REFUSED = 1000
@@ -62,12 +63,12 @@ class Searcher:
 
     Attributes:
         ended: Why ``ask`` gave None; None while it has not.
-        ruled_out: Reason -> proposals that were refused because the model or the node rules them out.
+        refused: Reason -> proposals that were not worth a trial: ruled out, tried already, known to fail.
     """
 
     def __init__(
         self,
-        space: SearchedSpace,
+        space: Space,
         experiment: Experiment,
         *,
         study: str,
@@ -76,7 +77,7 @@ class Searcher:
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.ended: str | None = None
-        self.ruled_out: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
         self._space = space
         self._experiment = experiment
         self._directions = [StudyDirection.MAXIMIZE] * len(objective_levels(experiment))
@@ -104,7 +105,7 @@ class Searcher:
             self._exhausted = True
             wanted = due(self._records, running, self._experiment, closing=True)
         if wanted is None or wanted.params is None:
-            self.ended = "every configuration was tried" if self._exhausted else "the budget of trials is used up"
+            self.ended = self._why_ended(closing)
             return None
         return self._hand_out(wanted, self._fixed(wanted.params))
 
@@ -123,6 +124,11 @@ class Searcher:
         """Lets go of the store."""
         if self._store is not None:
             self._store.close()
+
+    def _why_ended(self, closing: bool) -> str:
+        if self._exhausted:
+            return "every configuration was tried"
+        return "the time is used up" if closing else "the budget of trials is used up"
 
     # Proposing
 
@@ -147,9 +153,9 @@ class Searcher:
             refusal = self._refusal(params)
             if refusal is None:
                 return params, trial
-            self.ruled_out[refusal] += 1
+            self.refused[refusal] += 1
             self._memory.tell(trial, state=TrialState.FAIL)
-        return self._next_of(itertools.islice(points(self._space) or (), MAX_ENUMERATED))
+        return self._next_of(itertools.islice(self._every_point() or (), MAX_ENUMERATED))
 
     def _next_of(self, every: Iterator[dict[str, Scalar]]) -> tuple[dict[str, Scalar], optuna.Trial] | None:
         fresh = next((point for point in every if self._refusal(point) is None), None)
@@ -175,12 +181,11 @@ class Searcher:
         )
 
     def _keys(self, params: Params) -> set[str]:
-        """Names of a point: as asked, and what it resolves to where it can run."""
-        asked = json.dumps(dict(params), sort_keys=True)
+        """Names of a point: as asked and, where it can run, as vLLM's rules tell configurations apart."""
         try:
-            return {asked, self._space.resolve(params).fingerprint}
+            return {_asked(params), self._space.key(self._space.resolve(params))}
         except Infeasible:
-            return {asked}
+            return {_asked(params)}
 
     def _fixed(self, params: Params) -> optuna.Trial:
         encoded = encode(params, self._space)
@@ -213,28 +218,35 @@ class Searcher:
         sampler = self._experiment.search.sampler
         if sampler not in ("auto", "grid"):
             return None
-        every = points(self._space)
-        found = [] if every is None else list(itertools.islice(every, MAX_ENUMERATED + 1))
-        countable = every is not None and len(found) <= MAX_ENUMERATED
+        every = self._every_point()
+        countable = every is not None and (self._space.size() or 0) <= MAX_ENUMERATED
         if sampler == "grid" and not countable:
             raise UsageError(
                 f"`sampler: grid` needs a space of at most {MAX_ENUMERATED} points that can be counted",
                 remedy="Use `sampler: auto`, or give each range a step.",
             )
-        if not countable or (sampler == "auto" and self._distinct(found) > slots(self._experiment).search):
+        if every is None or not countable:
+            return None
+        found = list(every)
+        if sampler == "auto" and not self._all_fit(found):
             return None
         random.Random(self._experiment.search.seed).shuffle(found)
         return iter(found)
 
-    def _distinct(self, every: Sequence[dict[str, Scalar]]) -> int:
-        """How many of these points are worth a trial, the baseline not among them."""
+    def _every_point(self) -> Iterator[dict[str, Scalar]] | None:
+        return None if self._space.size() is None else self._space.combinations()
+
+    def _all_fit(self, every: Iterable[dict[str, Scalar]]) -> bool:
+        """Whether the budget is enough to search all points that are worth a trial."""
+        places = slots(self._experiment).search
         seen = self._keys({})
-        count = 0
         for point in every:
             keys = self._keys(point)
-            count += not seen & keys and self._refusal(point) is None
+            places -= not seen & keys and self._refusal(point) is None
+            if places < 0:
+                return False
             seen |= keys
-        return count
+        return True
 
     # Learning
 
@@ -248,7 +260,9 @@ class Searcher:
                 trial.set_constraint(name, value)
             self._memory.tell(trial, told.values, told.state)
         self._records.append(record)
-        self._proposed.update((json.dumps(record.params, sort_keys=True), record.fingerprint))
+        self._proposed.add(_asked(record.params))
+        if record.outcome is not Outcome.PRUNED:
+            self._proposed.add(self._space.key(record.config))
         return frozen
 
     def _told(self, record: TrialRecord) -> Told:
@@ -271,6 +285,10 @@ class Searcher:
             constraints=told.constraints,
             user_attrs=_attributes(record),
         )
+
+
+def _asked(params: Params) -> str:
+    return json.dumps(dict(params), sort_keys=True)
 
 
 def _attributes(record: TrialRecord) -> dict[str, Scalar]:

@@ -47,6 +47,7 @@ class StudyRuns:
         artefacts.mkdir(mode=0o700, exist_ok=True)
         # Absolute, explicit: MLflow's default would depend on the current folder and on what lies in it.
         self._client = MlflowClient(tracking_uri=f"sqlite:///{database.absolute()}")
+        self._hide_default()
         self._experiment = self._experiment_id(artefacts.absolute())
         self._parent = self._parent_id()
 
@@ -83,6 +84,12 @@ class StudyRuns:
         self._client.set_terminated(
             self._parent, RunStatus.to_string(RunStatus.FINISHED if finished else RunStatus.KILLED)
         )
+
+    def _hide_default(self) -> None:
+        """MLflow makes an experiment of its own, its artefacts under the current folder; nothing ever goes there."""
+        default = self._client.get_experiment_by_name("Default")
+        if default is not None and default.lifecycle_stage == "active" and default.experiment_id == "0":
+            self._client.delete_experiment(default.experiment_id)
 
     def _experiment_id(self, artefacts: Path) -> str:
         name = self._marked(self._description.experiment.name)
