@@ -4,6 +4,8 @@ from runner.space.command import argv
 from runner.space.document import read_model
 from runner.space.environment import refuse_strays, server_env, stray_files, stray_variables
 from runner.space.equivalence import equivalent_key
+from runner.space.explain import explain
+from runner.space.installed import installed_flags
 from runner.space.knobs import UNSET, Knob, Params
 from runner.space.load import load_experiment, load_space
 from runner.space.model_facts import ModelFacts, model_facts, read_model_facts
@@ -20,6 +22,8 @@ __all__ = [
     "Space",
     "argv",
     "equivalent_key",
+    "explain",
+    "installed_flags",
     "load_experiment",
     "load_space",
     "model_facts",

@@ -70,6 +70,10 @@ class Knob:
             return frozenset({self.target})
         return frozenset(target for option in self.options for target in option.settings)
 
+    def takes(self, label: str) -> bool:
+        """Whether ``label`` is one of its values, unset among them; of a range any number may be."""
+        return self.range is not None or label == self.unset_label or label in self.labels
+
     def settings(self, chosen: Scalar) -> dict[Target, Any]:
         """What choosing ``chosen`` sets.
 
@@ -218,13 +222,10 @@ def _check_conditions(knob: Knob, knobs: Mapping[str, Knob]) -> None:
         if parent not in knobs:
             raise knob.document.error(place, f"no knob `{parent}`", f"knobs: {', '.join(knobs)}", at_key=True)
         known = knobs[parent]
-        if known.range is None:
-            names = (known.unset_label, *known.labels)
-            for label in labels:
-                if label not in names:
-                    raise knob.document.error(
-                        place, f"`{parent}` has no value `{label}`", f"its values: {', '.join(names)}"
-                    )
+        for label in labels:
+            if not known.takes(label):
+                names = ", ".join((known.unset_label, *known.labels))
+                raise knob.document.error(place, f"`{parent}` has no value `{label}`", f"its values: {names}")
 
 
 def is_active(knob: Knob, params: Params, knobs: Mapping[str, Knob]) -> bool:

@@ -1,6 +1,7 @@
 """Experiments and search spaces from their files, with everything checked that can be before a server starts."""
 
 import dataclasses
+import difflib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from runner.space.environment import check_protection
 from runner.space.feasibility import nothing_can_run, ruled_out, same_as_unset
 from runner.space.knobs import Knob, Option, build_knob, in_dependency_order
 from runner.space.model_facts import ModelFacts, read_model_facts
-from runner.space.settings import STRUCTURED_FLAGS, State, Target, assign, flattened, overlap, spoken
+from runner.space.settings import State, Target, assign, flattened, overlap, spoken
 from runner.space.space import Space
 from runner.space.surroundings import PROTECTIVE, Machine, Surroundings, parse_version, this_machine
 from runner.space.values import check_setting
@@ -150,7 +151,7 @@ def base_settings(experiment: Experiment, machine: Machine) -> State:
     pinned = {target for target, _, _ in _settings(experiment, "pinned")}
     for part in ("defaults", "pinned"):
         for target, value, place in _settings(experiment, part):
-            complaint = check_setting(target, value) or _unknown_flag(target, machine)
+            complaint = check_setting(target, value) or _unknown_flag(target, value, machine)
             if complaint is not None:
                 raise UsageError(f"experiment `{experiment.name}`, {place}: {complaint[0]}", remedy=complaint[1])
             if part == "defaults" and any(overlap(target, fixed) for fixed in pinned):
@@ -177,7 +178,7 @@ def _check_knob(knob: Knob, machine: Machine) -> None:
     if knob.range is not None and knob.target is not None:
         for end in (knob.range.low, knob.range.high):
             value = str(end) if knob.target[0] == "env" else end
-            complaint = check_setting(knob.target, value) or _unknown_flag(knob.target, machine)
+            complaint = check_setting(knob.target, value) or _unknown_flag(knob.target, end, machine)
             if complaint is not None:
                 raise knob.document.error(knob.where, *complaint)
 
@@ -187,16 +188,21 @@ def _check_option(knob: Knob, option: Option, target: Target, value: Any, machin
     if target[0] == "env" and target[1] in machine.protected and value != machine.protected[target[1]]:
         remedy = "this host sets it to protect itself and others; take the choice out"
         raise knob.document.error(place, f"{target[1]}={value} contradicts {target[1]}={PROTECTIVE[target[1]]}", remedy)
-    complaint = check_setting(target, value) or _unknown_flag(target, machine)
+    complaint = check_setting(target, value) or _unknown_flag(target, value, machine)
     if complaint is not None and option.keep_failing is None:
         raise knob.document.error(place, *complaint)
 
 
-def _unknown_flag(target: Target, machine: Machine) -> tuple[str, str] | None:
-    if machine.known_flags is None or target[0] == "env" or target[1] in machine.known_flags:
+def _unknown_flag(target: Target, value: Any, machine: Machine) -> tuple[str, str] | None:
+    known = machine.known_flags
+    if known is None or target[0] == "env":
         return None
-    kind = "structured flag" if target[1] in STRUCTURED_FLAGS else "flag"
-    return f"the installed vLLM has no {kind} --{target[1]}", "`vllm serve --help=all` lists them"
+    name = f"no-{target[1]}" if value is False else target[1]
+    if name in known:
+        return None
+    close = difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean `{close[0]}`? " if close else ""
+    return f"the installed vLLM has no flag --{name}", f"{meant}`vllm serve --help=all` lists them"
 
 
 def _check_pinned(knobs: tuple[Knob, ...], experiment: Experiment) -> None:

@@ -194,14 +194,43 @@ class Space:
         return equivalent_key(config, self.around.version)
 
     def without(self, gone: tuple[RuledOut, ...]) -> "Space":
-        """This space with labels taken out; a knob that keeps none disappears."""
+        """This space with labels taken out, and what cannot be reached without them."""
         names = {(item.knob, item.label) for item in gone}
-        kept = [
+        knobs = [
             replace(knob, options=tuple(option for option in knob.options if (knob.name, option.label) not in names))
             for knob in self.knobs
         ]
-        alive = tuple(knob for knob in kept if knob.range is not None or knob.options)
-        return replace(self, knobs=alive, ruled_out=(*self.ruled_out, *gone), _by_name={})
+        starved = [k for k in knobs if k.required and k.range is None and not k.options and len(k.when) == 1]
+        lost = tuple(
+            RuledOut(parent, label, f"`{knob.name}`, which it requires, has no value left")
+            for knob in starved
+            for parent, labels in knob.when.items()
+            for label in labels
+        )
+        space = replace(self, knobs=_reachable(knobs), ruled_out=(*self.ruled_out, *gone), _by_name={})
+        return space.without(lost) if lost else space
+
+
+def _reachable(knobs: list[Knob]) -> tuple[Knob, ...]:
+    """Knobs that still have a value and a way to exist, conditions trimmed to labels that are there."""
+    alive: dict[str, Knob] = {}
+    for knob in knobs:  # parents come first
+        when = {
+            parent: tuple(label for label in labels if parent in alive and alive[parent].takes(label))
+            for parent, labels in knob.when.items()
+        }
+        # A parent without choices left is always at its unset.
+        always = {
+            parent for parent, labels in knob.when.items() if parent not in alive and _unset_of(parent, knobs) in labels
+        }
+        when = {parent: labels for parent, labels in when.items() if parent not in always}
+        if (knob.options or knob.range is not None) and all(when.values()):
+            alive[knob.name] = replace(knob, when=when)
+    return tuple(alive.values())
+
+
+def _unset_of(name: str, knobs: list[Knob]) -> str:
+    return next(knob.unset_label for knob in knobs if knob.name == name)
 
 
 def _domain(knob: Knob) -> tuple[Scalar, ...] | None:

@@ -1,5 +1,7 @@
 """What vLLM refuses about speculative decoding, as ``rules`` does for the rest: a reason, or None."""
 
+import itertools
+
 from runner.space.surroundings import Reading
 
 Reason = str | None
@@ -85,7 +87,7 @@ def synthetic_acceptance(config: Reading) -> Reason:
 
 
 def _falling_shares(rates: list[float], count: int) -> bool:
-    falling = all(later <= earlier for earlier, later in zip(rates, rates[1:], strict=False))
+    falling = all(later <= earlier for earlier, later in itertools.pairwise(rates))
     return len(rates) == count and falling and all(0 <= rate <= 1 for rate in rates)
 
 
