@@ -40,9 +40,7 @@ def load_model(name: str, overrides: Mapping[str, Any] | None = None) -> Simulat
     return read_model(_file(name, "models"), SimulatedModel)
 
 
-def from_config(
-    config: Mapping[str, Any], *, name: str, overrides: Mapping[str, Any] | None = None
-) -> SimulatedModel:
+def from_config(config: Mapping[str, Any], *, name: str, overrides: Mapping[str, Any] | None = None) -> SimulatedModel:
     """A model from its own config.json; efficiencies are the defaults, acceptance rates too."""
     facts = model_facts(config, overrides)
     text = merged(config, overrides)

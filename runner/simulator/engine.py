@@ -7,7 +7,8 @@ Three things it models besides the steps themselves:
 
 * async scheduling hides the host's time behind the GPU as long as a batch slot is free. With pipeline parallelism and
   all slots taken, the host's time stands between one batch's end and the next one's start;
-* the API server is one process: each request, token and chunk costs it time. Output messages of up to 128 requests that
+* the API server is one process: each request, token and chunk costs it time. Requests that wait together are taken in
+  together (asyncio interleaves their handlers, so they reach the engine at about the same time). Output messages of up to 128 requests that
   wait for it are merged, so that several tokens of a request leave in one chunk (larger messages are handled in slices,
   between which the streams get to run: vllm/v1/engine/async_llm.py);
 * requests of one step's batch are not in another's (no run-ahead within a request).
@@ -112,7 +113,8 @@ class Engine:
         self._sequence = 0
         self._stage_free_s = [0.0] * launch.pipeline_parallel
         self._in_flight = 0
-        self._host_free_s = 0.0
+        self._done: deque[_Flight] = deque()
+        self._host_busy = False
         self._api_queue: deque[Request | list[_Output]] = deque()
         self._api_busy = False
         self._chunks: list[Chunk] = []
@@ -167,7 +169,9 @@ class Engine:
         job = self._api_queue.popleft()
         self._api_busy = True
         if isinstance(job, Request):
-            self._after_api(self._node.host.api_request_ms * 1e-3, self._taken_in, job)
+            together = [job, *(other for other in self._api_queue if isinstance(other, Request))]
+            self._api_queue = deque(other for other in self._api_queue if not isinstance(other, Request))
+            self._after_api(len(together) * self._node.host.api_request_ms * 1e-3, self._taken_in, together)
             return
         backlog = min(len(self._api_queue), FULL_BACKLOG) / FULL_BACKLOG
         message = self._merged(job)
@@ -204,8 +208,8 @@ class Engine:
         due = request.sent == 0 or request.unsent >= self.launch.stream_interval
         return output.last or (request.streamed and due)
 
-    def _taken_in(self, request: Request) -> None:
-        self._at(self.now_s + self._node.host.first_step_ms * 1e-3, self._enter, request)
+    def _taken_in(self, requests: list[Request]) -> None:
+        self._at(self.now_s + self._node.host.first_step_ms * 1e-3, self._enter, requests)
         self._api_next()
 
     def _sent(self, leaving: list[_Output]) -> None:
@@ -223,14 +227,13 @@ class Engine:
 
     # The engine: schedule, run through the stages, retire.
 
-    def _enter(self, request: Request) -> None:
-        self.scheduler.add(request)
+    def _enter(self, requests: list[Request]) -> None:
+        for request in requests:
+            self.scheduler.add(request)
         self._schedule()
 
-    def _schedule(self, _: object = None) -> None:
-        if self.now_s < self._host_free_s:
-            return
-        while self._in_flight < self.launch.pipeline_parallel:
+    def _schedule(self) -> None:
+        while not self._host_busy and self._in_flight < self.launch.pipeline_parallel:
             works = self.scheduler.schedule(self.now_s)
             if not works:
                 return
@@ -257,7 +260,7 @@ class Engine:
             self._stage_free_s[stage] = leave_s
         self._in_flight += 1
         self._count(batch, step, stage_s)
-        self._at(leave_s, self._retire, _Flight(works, step))
+        self._at(leave_s, self._step_done, _Flight(works, step))
 
     def _count(self, batch: Batch, step: StepTime, stage_s: float) -> None:
         self.counters.steps += 1
@@ -266,7 +269,14 @@ class Engine:
         self.counters.all_reduce_s += step.all_reduce_s / self.launch.pipeline_parallel
         self.counters.graphs[step.graph] = self.counters.graphs.get(step.graph, 0) + 1
 
-    def _retire(self, flight: _Flight) -> None:
+    def _step_done(self, flight: _Flight) -> None:
+        self._done.append(flight)
+        if not self._host_busy:
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """The engine process takes the oldest finished step back and goes on; later ones wait for it."""
+        flight = self._done.popleft()
         self._in_flight -= 1
         outputs = [
             _Output(work.request, tokens, work.request.finished)
@@ -276,12 +286,18 @@ class Engine:
         self.on_step(flight.works)
         if outputs:
             self._to_api(outputs)
-        hidden = self.launch.async_scheduling and (self.launch.pipeline_parallel == 1 or self._in_flight == 0)
-        if hidden:
+        slot_was_free = self.launch.pipeline_parallel == 1 or self._in_flight == 0
+        if self.launch.async_scheduling and slot_was_free:
             self._schedule()
             return
-        self._host_free_s = self.now_s + flight.step.host_s * self._speed
-        self._at(self._host_free_s, self._schedule)
+        self._host_busy = True
+        self._at(self.now_s + flight.step.host_s * self._speed, self._host_done)
+
+    def _host_done(self, _: object) -> None:
+        self._host_busy = False
+        self._schedule()
+        if self._done:
+            self._take_back()
 
     def _progress(self, work: Work) -> int:
         """Book a request's part of a step; the tokens it made."""

@@ -166,8 +166,10 @@ class Scheduler:
         """The work of the next step; requests of a step still in flight are left out."""
         budget = self.launch.max_num_batched_tokens
         batch: list[Work] = []
+        # Under pipeline parallelism requests spread over the batches in flight; in vLLM their groups form by arrival.
+        most = -(-(len(self.running) + len(self.waiting)) // self.launch.pipeline_parallel)
         index = 0
-        while index < len(self.running) and budget > 0:
+        while index < len(self.running) and budget > 0 and len(batch) < most:
             request = self.running[index]
             index += 1
             if request.in_flight or request.finished:
@@ -177,7 +179,7 @@ class Scheduler:
                 break
             batch.append(work)
             budget -= work.tokens
-        self._admit(batch, budget, now_s)
+        self._admit(batch, budget, most, now_s)
         for work in batch:
             work.request.in_flight = True
         return batch
@@ -226,8 +228,9 @@ class Scheduler:
         self.preemptions += 1
         self.waiting.appendleft(victim)
 
-    def _admit(self, batch: list[Work], budget: int, now_s: float) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.launch.max_num_seqs:
+    def _admit(self, batch: list[Work], budget: int, most: int, now_s: float) -> None:
+        seats = self.launch.max_num_seqs
+        while self.waiting and budget > 0 and len(self.running) < seats and len(batch) < most:
             request = self.waiting[0]
             if request.finished:
                 self.waiting.popleft()
