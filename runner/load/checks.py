@@ -1,0 +1,117 @@
+"""When a cell is void, and what was the limit. Pure rules over figures; each with the number it draws the line at."""
+
+from runner.load.samples import Facts
+from runner.schema.trial import Measurement
+
+COUNT_TOLERANCE = 0.005
+"""Client's tokens against the server's counter over the drained cell."""
+
+CLIENT_IN_FLIGHT = 0.98
+"""Least mean of requests in flight at the client, as a share of C (a stream is between two requests for under 1 %)."""
+
+SERVER_IN_FLIGHT_PEAK = 0.95
+SERVER_IN_FLIGHT_MEAN = 0.75
+"""Least running + waiting at the server as a share of C; polled a few times, so the mean is rough at small C."""
+
+LEAST_POLLS = 3
+"""Fewest polls of the server that prove or refute a concurrency."""
+
+PREFIX_HITS = 0.01
+"""Most prefix-cache hits of a workload without common prefixes. Source: vllm-project/vllm#52884."""
+
+CLIENT_CPU = 0.9
+"""Cores a client process (one thread) may use before it is the limit."""
+
+CLIENT_LAG = 0.01
+"""Mean event-loop lag as a share of the median E2EL: what the closed loop loses by the client's own slowness."""
+
+API_SERVER_CPU = 0.95
+"""Cores of one front-end process from which it, not the engine, is the limit."""
+
+
+def judge(found: Measurement, facts: Facts, *, in_flight_peak: int) -> Measurement:
+    """The measurement with what could not be checked, what was the limit, and void if a rule is broken.
+
+    A void one keeps what explains it (errors, counts, load) and loses the figures somebody could rank by.
+    """
+    limit = limited_by(found, facts)
+    reason = void_reason(found, facts, limit, in_flight_peak)
+    found = found.model_copy(update={"unchecked": unchecked(found), "limited_by": limit, "reason": reason})
+    if reason is None:
+        return found
+    return found.model_copy(
+        update={
+            "valid": False,
+            "output_tok_s": None,
+            "interval_tok_s": None,
+            "per_user_tok_s": None,
+            "goodput_per_s": None,
+        }
+    )
+
+
+def unchecked(found: Measurement) -> tuple[str, ...]:
+    """What the server gives no means to check."""
+    means = {
+        "server_counter": found.tokens_server,
+        "server_in_flight": found.server_in_flight_mean,
+        "prefix_cache": found.prefix_hit_rate,
+    }
+    return tuple(name for name, value in means.items() if value is None)
+
+
+def limited_by(found: Measurement, facts: Facts) -> str | None:
+    """What held the level back, if not the engine."""
+    slow = facts.lag_mean_ms is not None and found.e2el_ms is not None and found.e2el_ms.p50 is not None
+    if (facts.client_cpu or 0) >= CLIENT_CPU:
+        return "client"
+    if slow and facts.lag_mean_ms > CLIENT_LAG * found.e2el_ms.p50:  # type: ignore[operator, union-attr]
+        return "client"
+    return "api_server" if (facts.server_cpu or 0) >= API_SERVER_CPU else None
+
+
+def void_reason(found: Measurement, facts: Facts, limit: str | None, in_flight_peak: int) -> str | None:
+    """Why the numbers do not count; None when they do. The first broken rule speaks."""
+    if found.tokens_client is None and found.requests_ok:
+        return "the server does not say how many tokens it generated (no usage, no token ids)"
+    return (
+        (None if found.requests_ok else "no request succeeded")
+        or _counts(found)
+        or _concurrency(found, facts, in_flight_peak)
+        or _prefix_hits(found, facts)
+        or (_client(found, facts) if limit == "client" else None)
+        or (None if found.output_tok_s else "no token arrived inside the window")
+    )
+
+
+def _counts(found: Measurement) -> str | None:
+    client, server = found.tokens_client, found.tokens_server
+    if client is None or server is None or abs(client - server) <= COUNT_TOLERANCE * max(client, server):
+        return None
+    return f"the streams carried {client} tokens, the server counted {server} (more than {COUNT_TOLERANCE:.1%} apart)"
+
+
+def _concurrency(found: Measurement, facts: Facts, in_flight_peak: int) -> str | None:
+    c = facts.concurrency
+    if in_flight_peak < c:
+        return f"C={c} was never reached: at most {in_flight_peak} requests in flight at the client"
+    steady = found.protocol == "steady"
+    if steady and found.in_flight_mean is not None and found.in_flight_mean < CLIENT_IN_FLIGHT * c:
+        return f"C={c} was not held: {found.in_flight_mean:.1f} requests in flight at the client"
+    if len(facts.in_flight) < LEAST_POLLS:
+        return None
+    peak, mean = max(facts.in_flight), sum(facts.in_flight) / len(facts.in_flight)
+    if peak >= SERVER_IN_FLIGHT_PEAK * c and (mean >= SERVER_IN_FLIGHT_MEAN * c or not steady):
+        return None
+    return f"C={c} did not reach the server: {mean:.1f} running and waiting there, {peak:g} at most"
+
+
+def _prefix_hits(found: Measurement, facts: Facts) -> str | None:
+    if not facts.fresh_prompts or found.prefix_hit_rate is None or found.prefix_hit_rate <= PREFIX_HITS:
+        return None
+    return f"{found.prefix_hit_rate:.1%} of the prompt tokens came from the prefix cache although every prompt is fresh"
+
+
+def _client(found: Measurement, facts: Facts) -> str:
+    lag = "" if facts.lag_mean_ms is None else f", event-loop lag {facts.lag_mean_ms:.1f} ms"
+    return f"client_bound: the client was the limit (busiest process {found.client_cpu or 0:.2f} cores{lag})"
