@@ -6,26 +6,46 @@ A constraint that asks for a value nobody knows holds: it cannot be shown to be 
 """
 
 import ast
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
+from runner.space.document import Document, Where
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs, "len": len, "int": int}
+
+_ALLOWED = (
+    *(
+        ast.BoolOp,
+        ast.BinOp,
+        ast.UnaryOp,
+        ast.Compare,
+        ast.IfExp,
+        ast.Call,
+        ast.Name,
+        ast.Constant,
+        ast.List,
+        ast.Tuple,
+    ),
+    *(ast.boolop, ast.operator, ast.unaryop, ast.cmpop, ast.expr_context),
+)
+"""Arithmetic, comparison, logic and calls of the functions above; no attributes, indices or comprehensions."""
 
 
 class Unknown(Exception):
-    """A name has no value here."""
+    """A name has no value here: nobody knows."""
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """A parsed expression and the names it uses."""
+    """A parsed expression and the place where it is written."""
 
     text: str
     tree: ast.expr
-    names: frozenset[str]
+    document: Document = field(repr=False, compare=False)
+    where: Where = field(repr=False, compare=False)
 
     def holds(self, value_of: Callable[[str], Any]) -> bool:
         """Whether the expression is true.
@@ -34,29 +54,33 @@ class Constraint:
             value_of: Name -> value; raises ``Unknown`` for one without.
 
         Raises:
-            ValueError: The expression cannot be evaluated (types that do not go together, division by zero).
+            UsageError: The expression cannot be evaluated (types that do not go together, division by zero).
         """
         evaluator = EvalWithCompoundTypes(functions=_FUNCTIONS, names=lambda node: value_of(node.id))
         try:
             return bool(evaluator.eval(self.text, previously_parsed=self.tree))
         except Unknown:
             return True
-        except (InvalidExpression, TypeError, ZeroDivisionError, ArithmeticError) as error:
-            raise ValueError(f"cannot evaluate `{self.text}`: {error}") from None
+        except (InvalidExpression, TypeError, ValueError, ArithmeticError) as error:
+            raise self.document.error(self.where, f"cannot evaluate `{self.text}`: {error}") from None
 
 
-def parse_constraint(text: str, known: Mapping[str, Any]) -> Constraint:
-    """The constraint that ``text`` writes; ``known`` are the names it may use.
+def parse_constraint(text: str, known: Set[str], document: Document, where: Where) -> Constraint:
+    """The constraint that ``text`` writes at ``where``; ``known`` are the names it may use.
 
     Raises:
-        ValueError: Not one expression, or an unknown name.
+        UsageError: Not one expression, more than arithmetic and logic, or an unknown name.
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise ValueError(f"`{text}` is not an expression: {error}") from None
+        raise document.error(where, f"`{text}` is not an expression: {error}") from None
+    foreign = [node for node in ast.walk(tree) if not isinstance(node, _ALLOWED)]
+    if foreign:
+        shown = ast.unparse(foreign[0])
+        raise document.error(where, f"`{shown}` is not allowed here", "arithmetic, comparisons, and, or, not, in")
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - set(_FUNCTIONS)
-    unknown = sorted(names - set(known))
+    unknown = sorted(names - known)
     if unknown:
-        raise ValueError(f"`{unknown[0]}` is not known here; names: {', '.join(sorted(known))}")
-    return Constraint(text, tree, frozenset(names))
+        raise document.error(where, f"`{unknown[0]}` is not known here", f"names: {', '.join(sorted(known))}")
+    return Constraint(text, tree, document, where)

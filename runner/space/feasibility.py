@@ -25,15 +25,18 @@ def nothing_can_run(space: Space) -> str | None:
     return next((reason for reason, read in _verdicts(space, {}) if not _touches(read, movable)), None)
 
 
-def ruled_out(space: Space) -> tuple[RuledOut, ...]:
-    """Labels that cannot run whatever else is chosen; those kept to fail on purpose stay."""
-    return tuple(
-        RuledOut(knob.name, option.label, reason)
-        for knob in space.knobs
-        for option in knob.options
-        if option.keep_failing is None
-        for reason in _hopeless(space, knob, option.label)
-    )
+def without_hopeless(space: Space) -> Space:
+    """``space`` without the labels that cannot run whatever else is chosen; those kept to fail on purpose stay."""
+    for name in [knob.name for knob in space.knobs]:  # parents first: what only a lost label leads to goes with it
+        for knob in [knob for knob in space.knobs if knob.name == name]:
+            gone = [
+                RuledOut(name, option.label, reason)
+                for option in knob.options
+                if option.keep_failing is None
+                for reason in _hopeless(space, knob, option.label)
+            ]
+            space = space.without(tuple(gone)) if gone else space
+    return space
 
 
 def same_as_unset(space: Space) -> tuple[RuledOut, ...]:

@@ -135,6 +135,9 @@ def build_knob(name: str, spec: KnobSpec, document: Document) -> Knob:
     target = _target(spec, document, where)
     bundles = spec.choices if isinstance(spec.choices, dict) else {}
     empty = [label for label, bundle in bundles.items() if bundle.empty]
+    if UNSET in bundles:
+        remedy = "name the empty choice, e.g. `default: {}`"
+        raise document.error((*where, "choices", UNSET), "`unset` is implicit and never written", remedy)
     if len(empty) > 1 or (empty and spec.required):
         why = "several choices are empty" if len(empty) > 1 else "a required knob has no empty choice"
         raise document.error((*where, "choices", empty[-1]), why, "the empty choice is the knob's unset; keep one")
@@ -185,10 +188,6 @@ def _value_options(spec: KnobSpec, target: Target, document: Document, where: Wh
 
 
 def _bundle_option(label: str, bundle: Bundle, document: Document, place: Where) -> Option:
-    if label == UNSET:
-        raise document.error(
-            place, "`unset` is implicit and never written", "name the empty choice, e.g. `default: {}`"
-        )
     try:
         leaves = list(flattened(bundle.flags, bundle.structured, bundle.env))
     except ValueError as error:

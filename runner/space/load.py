@@ -15,7 +15,7 @@ from runner.space.collectives import canonical
 from runner.space.constraints import Constraint, parse_constraint
 from runner.space.document import Document, find_file, read_document
 from runner.space.environment import check_protection
-from runner.space.feasibility import nothing_can_run, ruled_out, same_as_unset
+from runner.space.feasibility import nothing_can_run, same_as_unset, without_hopeless
 from runner.space.knobs import Knob, Option, build_knob, in_dependency_order
 from runner.space.model_facts import ModelFacts, read_model_facts
 from runner.space.settings import State, Target, assign, flattened, overlap, spoken
@@ -93,7 +93,7 @@ def load_space(
     hopeless = nothing_can_run(space)
     if hopeless is not None:
         raise UsageError(f"nothing in this space can run: {hopeless}", remedy="change the experiment", path=path)
-    space = space.without(ruled_out(space))
+    space = without_hopeless(space)
     space = space.without(same_as_unset(space))
     return dataclasses.replace(space, warnings=warnings_for(space))
 
@@ -272,7 +272,4 @@ def _constraint(
     known = {knob.name for knob in knobs} | set(_ALWAYS_KNOWN) | set(_ALWAYS_KNOWN_FLAGS) | set(ModelFacts.model_fields)
     targets = {target for knob in knobs for target in knob.targets} | set(base)
     known |= {target[1] if target[0] == "env" else target[1].replace("-", "_") for target in targets}
-    try:
-        return parse_constraint(text, dict.fromkeys(known))
-    except ValueError as error:
-        raise document.error(("constraints", position), str(error)) from None
+    return parse_constraint(text, known, document, ("constraints", position))
