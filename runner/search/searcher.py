@@ -31,7 +31,7 @@ from runner.verdict import objective, objective_levels
 MAX_REFUSED = 1000
 """Proposals in a row that may be refused before the search looks through the points one by one."""
 
-MAX_LEARNED_REFUSED = 50
+MAX_LEARNED_REFUSED = 20
 """Of these, the sampler's own; then random ones, which are ten times cheaper and do not insist on one region."""
 
 MAX_ENUMERATED = 4096
