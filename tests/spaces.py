@@ -1,6 +1,5 @@
 """Search spaces and configurations that tests of the space room build from a few words."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from runner.schema.launch import LaunchConfig
 from runner.space.load import base_settings, load_space
 from runner.space.model_facts import ModelFacts, model_facts
 from runner.space.space import Space
-from runner.space.surroundings import Machine
+from runner.space.surroundings import Machine, Surroundings, parse_version
 
 DENSE_CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -87,18 +86,16 @@ def refusal(folder: Path, text: str, experiment: Experiment | None = None, machi
 
 
 def reasons(
-    folder: Path,
     *,
     defaults: Mapping[str, Any],
     facts: ModelFacts | None = None,
     gpus: int | None = 8,
-    drafts: Mapping[str, str] | None = None,
     machine: Machine = H200,
 ) -> tuple[str, ...]:
     """Why an experiment with these defaults cannot run."""
-    space = space_of(folder, "knobs: {}\n", experiment_of(drafts=drafts), facts=facts, gpus=gpus, machine=machine)
+    around = Surroundings("gpu", parse_version("0.33.0"), machine, gpus=gpus, facts=facts)
     base = base_settings(experiment_of(defaults=defaults), machine)
-    return dataclasses.replace(space, base=base).judged({})[1]
+    return Space("test", "some/model", (), base, (), around).judged({})[1]
 
 
 def config_of(**settings: Any) -> LaunchConfig:

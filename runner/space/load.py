@@ -13,10 +13,10 @@ from runner.schema.space import KnobSpec, SpaceFile
 from runner.space.advice import warnings_for
 from runner.space.collectives import canonical
 from runner.space.constraints import Constraint, parse_constraint
-from runner.space.document import Document, find_file, read_document
+from runner.space.document import Document, Where, find_file, read_document
 from runner.space.environment import check_protection
 from runner.space.feasibility import nothing_can_run, same_as_unset, without_hopeless
-from runner.space.knobs import Knob, Option, build_knob, in_dependency_order
+from runner.space.knobs import Knob, as_value, build_knob, in_dependency_order
 from runner.space.model_facts import ModelFacts, read_model_facts
 from runner.space.settings import State, Target, assign, flattened, overlap, spoken
 from runner.space.space import Space
@@ -174,23 +174,24 @@ def _check_knob(knob: Knob, machine: Machine) -> None:
     """Values that can never be right are refused, unless they are kept to fail on purpose."""
     for option in knob.options:
         for target, value in option.settings.items():
-            _check_option(knob, option, target, value, machine)
+            place = option.places[target]
+            _check_protection_by(knob, place, target, value, machine)
+            complaint = check_setting(target, value) or _unknown_flag(target, value, machine)
+            if complaint is not None and option.keep_failing is None:
+                raise knob.document.error(place, *complaint)
     if knob.range is not None and knob.target is not None:
         for end in (knob.range.low, knob.range.high):
-            value = str(end) if knob.target[0] == "env" else end
-            complaint = check_setting(knob.target, value) or _unknown_flag(knob.target, end, machine)
+            value = as_value(knob.target, end)
+            _check_protection_by(knob, knob.where, knob.target, value, machine)
+            complaint = check_setting(knob.target, value) or _unknown_flag(knob.target, value, machine)
             if complaint is not None:
                 raise knob.document.error(knob.where, *complaint)
 
 
-def _check_option(knob: Knob, option: Option, target: Target, value: Any, machine: Machine) -> None:
-    place = option.places[target]
-    if target[0] == "env" and target[1] in machine.protected and value != machine.protected[target[1]]:
+def _check_protection_by(knob: Knob, place: Where, target: Target, value: Any, machine: Machine) -> None:
+    if target[0] == "env" and value != machine.protected.get(target[1], value):
         remedy = "this host sets it to protect itself and others; take the choice out"
         raise knob.document.error(place, f"{target[1]}={value} contradicts {target[1]}={PROTECTIVE[target[1]]}", remedy)
-    complaint = check_setting(target, value) or _unknown_flag(target, value, machine)
-    if complaint is not None and option.keep_failing is None:
-        raise knob.document.error(place, *complaint)
 
 
 def _unknown_flag(target: Target, value: Any, machine: Machine) -> tuple[str, str] | None:

@@ -70,7 +70,8 @@ def _lighter_last_stage(layers_less: int) -> Callable[[Reading], str]:
         if facts is None:
             raise Infeasible("the number of layers of the model is not known")
         each, rest = divmod(facts.layers, stages)
-        counts = [each + (stages - rest <= stage < stages) for stage in range(stages)]
+        # vLLM's own split: what remains goes to the stages before the last, from the back.
+        counts = [each + (stages - 1 - rest <= stage < stages - 1) for stage in range(stages)]
         counts[-1] -= layers_less
         for stage in range(layers_less):
             counts[stage % max(1, stages - 1)] += 1
