@@ -56,11 +56,10 @@ def _ladder_sizes(config: Reading) -> list[int]:
 
 
 def _fewer_as_batches_grow(config: Reading) -> list[list[int]]:
-    """[first batch, last batch, draft tokens]: all of K up to 8 requests, half up to 32, one above."""
-    most, draft_tokens = config.max_seqs or _UNKNOWN_MAX_SEQS, config.draft_tokens
-    if draft_tokens < 2:
-        raise Infeasible("a single draft token cannot become fewer as batches grow")
-    steps = [[1, 8, draft_tokens], [9, 32, max(1, draft_tokens // 2)], [33, most, 1]]
+    """[first batch, last batch, draft tokens]: all of K up to 8 requests, half up to 32, then one (none of one)."""
+    most, all_of_them = config.max_seqs or _UNKNOWN_MAX_SEQS, config.draft_tokens
+    few = min(1, all_of_them - 1)
+    steps = [[1, 8, all_of_them], [9, 32, max(1, all_of_them // 2)], [33, most, few]]
     return [[first, min(last, most), tokens] for first, last, tokens in steps if first <= most]
 
 
