@@ -58,6 +58,8 @@ def append_line(path: Path, line: bytes) -> None:
             try:
                 _write_all(descriptor, line + b"\n")
                 os.fsync(descriptor)
+                if size == 0:
+                    sync_folder(path.parent)
             except OSError:
                 os.ftruncate(descriptor, size)
                 raise
