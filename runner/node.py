@@ -33,6 +33,7 @@ class Node:
         self._order: TrialOrder | None = None
         self._phase = ("idle", "", time.monotonic())
         self._lock = threading.Lock()
+        self._busy = threading.Lock()
 
     def start(self, order: TrialOrder) -> StartReport:
         """Bring up the server of a trial; one that is still there is taken down first.
@@ -41,9 +42,10 @@ class Node:
             TrialFailure: It did not come up. ``stop`` then gives its log.
         """
         self.stop()
-        self._order = order
-        self._server = Server(order, self._trial_folder(order), self._gpu_ids, self._enter)
-        return self._server.start()
+        with self._busy:
+            self._order = order
+            self._server = Server(order, self._trial_folder(order), self._gpu_ids, self._enter)
+            return self._server.start()
 
     def measure(self, concurrency: int) -> tuple[Measurement, bytes]:
         """One level of the ladder on the running server.
@@ -54,34 +56,39 @@ class Node:
         Raises:
             TrialFailure: The server failed, or no valid number could be made.
         """
-        server, order = self._running()
-        path = self._trial_folder(order) / f"samples-c{concurrency}.parquet"
-        self._enter(f"C={concurrency}", "")
-        server.check()
-        if self._bench is None:
-            self._bench = Bench(_target(server), order.workload)
-        measurement = self._bench.measure(
-            order.protocol,
-            concurrency,
-            order.seed,
-            on_phase=lambda name: self._enter(name, ""),
-            check=server.check,
-            samples_path=path,
-        )
-        server.check()
-        return measurement, path.read_bytes() if path.is_file() else b""
+        with self._busy:
+            server, order = self._running()
+            path = self._trial_folder(order) / f"samples-c{concurrency}.parquet"
+            self._enter(f"C={concurrency}", "")
+            server.check()
+            if self._bench is None:
+                self._bench = Bench(_target(server), order.workload)
+            measurement = self._bench.measure(
+                order.protocol,
+                concurrency,
+                order.seed,
+                on_phase=lambda name: self._enter(name, ""),
+                check=server.check,
+                samples_path=path,
+            )
+            server.check()
+            return measurement, path.read_bytes() if path.is_file() else b""
 
     def stop(self) -> StopReport:
-        """Take the server down and hand over its log. Fine when nothing runs."""
-        if self._bench is not None:
-            self._bench.close()
-            self._bench = None
+        """Take the server down and hand over its log. Fine when nothing runs.
+
+        A call under way in another thread ends as cancelled first.
+        """
         if self._server is None or self._order is None:
             return StopReport(durations_s={})
         report = self._server.stop()
-        shutil.rmtree(self._trial_folder(self._order), ignore_errors=True)
-        self._server = None
-        self._enter("idle", "")
+        with self._busy:
+            if self._bench is not None:
+                self._bench.close()
+                self._bench = None
+            shutil.rmtree(self._trial_folder(self._order), ignore_errors=True)
+            self._server = None
+            self._enter("idle", "")
         return report
 
     def phase(self) -> Phase:
@@ -120,4 +127,4 @@ class Node:
 
 def _target(server: Server) -> Target:
     front_end = () if server.pid is None else (server.pid,)
-    return Target(base_url=server.base_url, model=server.served_name, api_server_pids=front_end)
+    return Target(base_url=server.base_url, model=server.served_name, api_server_pids=front_end, api_key=server.api_key)

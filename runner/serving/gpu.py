@@ -53,11 +53,6 @@ def driver_version() -> str | None:
         return _text(pynvml.nvmlSystemGetDriverVersion()) if there else None
 
 
-def used_gib(ids: Sequence[str]) -> dict[str, float]:
-    """GiB in use by GPU."""
-    return {gpu.id: gpu.used_gib for gpu in gpus(ids)}
-
-
 def topology() -> str:
     """How the GPUs are wired: links per GPU where there is NVLink, else the worst path between two of them."""
     with _nvml() as there:

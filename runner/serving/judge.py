@@ -1,9 +1,9 @@
-"""Makes a typed failure out of what was observed and what the log says. Pure but for reading nothing."""
+"""Makes a typed failure out of what was observed and what the log says. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from runner.errors import EngineDead, TrialFailure
+from runner.errors import EngineDead, EnvironmentFault, OutOfMemory, ServerExited, TrialFailure
 from runner.serving import signatures
 
 TAIL_LINES = 40
@@ -18,27 +18,33 @@ def failure(
     waited_s: float,
     exit_code: int | None = None,
     evidence: dict[str, Any] | None = None,
+    starting: bool = False,
 ) -> TrialFailure:
     """The failure that the log proves, else the one that was observed.
 
-    An exit or a silence is only what was seen; a known line says why. "The engine is dead" is such a generic line
-    itself, so it never overrules an exit.
+    An exit or a dead engine is only what was seen, and a known line says why: it overrules them, unless it is as
+    generic itself ("the engine died"). A silence stays a silence. A server that came as far as answering requests
+    was not refused its configuration, so after that only memory and environment overrule.
 
     Args:
         observed: What was seen: an exit, a silence, a deadline, a dead engine.
         message: One sentence on that.
-        lines: The server's log, oldest first.
+        lines: The server's log, oldest first; after the start, only what came since.
         phase: Where the trial was.
         waited_s: Seconds since the server was started, or was ready.
         exit_code: Of the server, when it ended by itself.
         evidence: Further facts.
+        starting: Whether the server had not yet answered ``/health``.
     """
     finding = signatures.find(lines)
     kind = observed
     if finding is not None:
-        if finding.signature.failure is not EngineDead:
-            kind = finding.signature.failure
         message = f"{message}; {finding.message}"
+        proven = finding.signature.failure
+        if observed in (ServerExited, EngineDead) and (
+            proven in (OutOfMemory, EnvironmentFault) or (starting and proven is not EngineDead)
+        ):
+            kind = proven
     return kind(
         message,
         phase=phase,

@@ -5,6 +5,7 @@ Both are advisory file locks in a folder of this user, so they end with the proc
 
 import fcntl
 import os
+import random
 import socket
 import tempfile
 import time
@@ -48,14 +49,18 @@ class PortLease:
 
 
 def lease_port(first: int = _FIRST_PORT, last: int | None = None) -> PortLease:
-    """The first port that nobody leased and nobody listens on, outside the range the kernel hands out by itself.
+    """A port that nobody leased and nobody listens on, outside the range the kernel hands out by itself.
+
+    The search begins anywhere: a port that was just given back may still have connections of its last server.
 
     Raises:
         EnvironmentFault: There is none.
     """
     last = _last_port() if last is None else last
     folder = node_folder()
-    for port in range(first, last + 1):
+    candidates = list(range(first, last + 1))
+    begin = random.randrange(len(candidates))
+    for port in candidates[begin:] + candidates[:begin]:
         descriptor = os.open(folder / f"port-{port}", os.O_RDWR | os.O_CREAT, 0o600)
         if _locked(descriptor) and is_free(port):
             return PortLease(port, descriptor)

@@ -1,7 +1,7 @@
 """GPU memory before and after a server: is there room, and did it all come back. Tolerates the driver's own reserve."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from runner.errors import EnvironmentFault
 from runner.serving import gpu
@@ -28,8 +28,11 @@ class Memory:
         self._wait_s = wait_s
         self._before_gib: dict[str, float] = {}
 
-    def await_room(self) -> None:
+    def await_room(self, on_wait: Callable[[], None]) -> None:
         """Remember the level before the start, once nobody else holds the GPUs.
+
+        Args:
+            on_wait: Called at every turn of waiting; may raise to give up.
 
         Raises:
             EnvironmentFault: Somebody still holds memory after the wait; the evidence says who.
@@ -41,6 +44,7 @@ class Memory:
             if not held:
                 self._before_gib = {one.id: one.used_gib for one in now}
                 return
+            on_wait()
             if time.monotonic() > deadline_s:
                 told = ", ".join(f"GPU {one.id}: {one.used_gib:.1f} GiB by {list(one.pids)}" for one in held)
                 raise EnvironmentFault(
@@ -62,6 +66,10 @@ class Memory:
             time.sleep(_POLL_S)
         return ()
 
+    def now_gib(self) -> dict[str, float]:
+        """GiB in use by GPU, now."""
+        return {one.id: round(one.used_gib, 2) for one in gpu.gpus(self._ids)}
+
     def _is_back(self) -> bool:
-        now = gpu.used_gib(self._ids)
+        now = self.now_gib()
         return all(now[one] <= before + TOLERANCE_GIB for one, before in self._before_gib.items())

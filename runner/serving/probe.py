@@ -19,7 +19,16 @@ _COUNTERS = re.compile(
 
 
 class Unreachable(Exception):
-    """No answer, or none in time."""
+    """No whole answer.
+
+    Args:
+        message: What happened.
+        timed_out: Whether time ran out; otherwise the connection was refused or broke.
+    """
+
+    def __init__(self, message: str, *, timed_out: bool) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
 
 
 class Refused(Exception):
@@ -42,13 +51,16 @@ class Probe:
     Args:
         base_url: E.g. ``http://127.0.0.1:20000``.
         served_name: The model name that only this trial's server knows.
+        api_key: Sent as bearer token.
     """
 
-    def __init__(self, base_url: str, served_name: str) -> None:
+    def __init__(self, base_url: str, served_name: str, api_key: str | None = None) -> None:
         self._base_url = base_url
         self._served_name = served_name
         self._session = requests.Session()
         self._session.trust_env = False  # A proxy of the shell has no business on loopback.
+        if api_key is not None:
+            self._session.headers["Authorization"] = f"Bearer {api_key}"
 
     def health(self, timeout_s: float = 5.0) -> int:
         """HTTP status of ``/health``: 200, or 503 once the engine is known to be dead."""
@@ -68,11 +80,7 @@ class Probe:
             "ignore_eos": True,
             "temperature": 0.0,
         }
-        try:
-            response = self._session.post(f"{self._base_url}/v1/completions", json=body, timeout=timeout_s)
-        except requests.RequestException as error:
-            raise Unreachable(str(error)) from error
-        answer = self._json(response)
+        answer = self._json(response := self._ask("POST", "/v1/completions", timeout_s, body))
         if "error" in answer or "usage" not in answer:
             raise Refused(response.status_code, response.text[:500])
         return int(answer["usage"]["completion_tokens"])
@@ -94,10 +102,15 @@ class Probe:
         self._session.close()
 
     def _get(self, path: str, timeout_s: float) -> requests.Response:
+        return self._ask("GET", path, timeout_s)
+
+    def _ask(
+        self, method: str, path: str, timeout_s: float, body: dict[str, object] | None = None
+    ) -> requests.Response:
         try:
-            return self._session.get(f"{self._base_url}{path}", timeout=timeout_s)
+            return self._session.request(method, f"{self._base_url}{path}", json=body, timeout=timeout_s)
         except requests.RequestException as error:
-            raise Unreachable(str(error)) from error
+            raise Unreachable(str(error), timed_out=isinstance(error, requests.Timeout)) from error
 
     def _json(self, response: requests.Response) -> dict[str, Any]:
         try:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 HIDDEN = "***"
 
 _NAME = re.compile(r"TOKEN(?!S|IZ)|SECRET|PASSW(OR)?D|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH(?!OR)", re.I)
-_URI_PASSWORD = re.compile(r"(?P<head>[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/@]+(?=@)", re.I)
+_URI_PASSWORD = re.compile(r"(?P<head>://[^\s/:@]*:)[^\s/@]+(?=@)")
 _URI_QUERY = re.compile(r"(?P<head>[?&](?:token|api_?key|access_?key|password|secret|signature)=)[^\s&#]+", re.I)
 _BEARER = re.compile(r"(?P<head>\bBearer\s+)[A-Za-z0-9._~+/=-]{8,}")
 _HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}")

@@ -2,24 +2,24 @@
 
 ``start`` leases a port and the node's start-up lock, lets a supervisor run the server, and returns when the server
 has answered a real completion. Then a thread watches it, so that ``check`` costs nothing. ``stop`` may be called at
-any time, after any failure, more than once.
+any time, from any thread, after any failure, more than once; a start under way then ends as cancelled.
 """
 
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from runner.errors import EnvironmentFault
+from runner.errors import Cancelled, EnvironmentFault
 from runner.schema.launch import StartReport, StopReport, TrialOrder
-from runner.serving import gpu
 from runner.serving.command import command, environment
 from runner.serving.effective import effective
 from runner.serving.lease import LOOPBACK, PortLease, exclusive, lease_port
 from runner.serving.memory import Memory
-from runner.serving.phases import Allowed, allowed
+from runner.serving.phases import PROCESS, Allowed, allowed
 from runner.serving.probe import Probe, Refused, Unreachable
 from runner.serving.redaction import redact_argv, redact_env, secrets
 from runner.serving.starting import Start
@@ -53,6 +53,9 @@ class Server:
         self._memory: Memory | None = None
         self._sockets: Path | None = None
         self._stopped: StopReport | None = None
+        self._closing = threading.Event()
+        self._spawning = threading.Lock()
+        self._stopping = threading.Lock()
         self.served_name = f"trial-{order.marker}".replace("/", "-")
         self.report: StartReport | None = None
 
@@ -62,6 +65,12 @@ class Server:
         if self._lease is None:
             raise EnvironmentFault("the server was not started")
         return f"http://{LOOPBACK}:{self._lease.port}"
+
+    @property
+    def api_key(self) -> str | None:
+        """What the configuration makes clients send, if it does."""
+        given = self._order.config.flags.get("api-key", self._order.config.env.get("VLLM_API_KEY"))
+        return None if given is None else str(given[0] if isinstance(given, tuple) else given)
 
     @property
     def pid(self) -> int | None:
@@ -77,10 +86,10 @@ class Server:
         Raises:
             TrialFailure: It did not come up; ``stop`` must still be called.
         """
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_folder()
         self._on_phase("memory", "")
-        self._memory = Memory(self._gpu_ids, self._order.deadlines.memory_s)
-        self._memory.await_room()
+        self._memory = Memory(self._watched_gpus(), self._order.deadlines.memory_s)
+        self._memory.await_room(self._check_open)
         self._lease = lease_port()
         limits = allowed(
             self._order.deadlines,
@@ -88,32 +97,69 @@ class Server:
             compiles=not self._order.config.flags.get("enforce-eager", False),
         )
         begin_s = time.monotonic()
-        with exclusive("start", lambda: self._on_phase("queued", "another server of this node is starting")) as let_go:
+        with exclusive("start", self._queue) as let_go:
             queued_s = time.monotonic() - begin_s
             self.report = self._bring_up(limits, let_go, queued_s)
         return self.report
 
     def check(self) -> None:
         """Raise the failure that the watch has found, if it has found one. Costs nothing."""
+        self._check_open()
         if self._watch is not None and self._watch.failure is not None:
             raise self._watch.failure
 
     def stop(self) -> StopReport:
         """Take everything down and wait for the GPUs' memory. Safe at any time and more than once."""
-        if self._stopped is None:
-            self._on_phase("stopping", "")
-            self._stopped = self._take_down()
-        return self._stopped
+        with self._stopping:
+            if self._stopped is None:
+                self._closing.set()
+                self._on_phase("stopping", "")
+                self._stopped = self._take_down()
+            return self._stopped
+
+    def _watched_gpus(self) -> tuple[str, ...]:
+        """GPUs whose memory this server takes; a simulated one takes none.
+
+        Raises:
+            EnvironmentFault: The lease is too small for the configuration.
+        """
+        if self._order.engine.kind == "simulated":
+            return ()
+        if self._gpu_ids and len(self._gpu_ids) != self._order.config.gpus:
+            told = f"{self._order.config.gpus} GPUs are needed and {len(self._gpu_ids)} were leased"
+            raise EnvironmentFault(told, phase="process")
+        return self._gpu_ids
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise Cancelled("the server was stopped by whoever started it")
+
+    def _queue(self) -> None:
+        self._check_open()
+        self._on_phase("queued", "another server of this node is starting")
+
+    def _make_folder(self) -> None:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentFault(f"the trial's folder cannot be made: {error}", phase="process") from error
+
+    def _spawn(self, argv: list[str], env: dict[str, str]) -> Supervised:
+        with self._spawning:
+            self._check_open()
+            self._process = Supervised(
+                argv, env, folder=self._folder, marker=self._order.marker, hidden=secrets(env, argv)
+            )
+            return self._process
 
     def _bring_up(self, limits: Allowed, let_go: Callable[[], None], queued_s: float) -> StartReport:
+        self._on_phase(PROCESS, "")
         assert self._lease is not None
         argv = command(self._order, port=self._lease.port, served_name=self.served_name)
         self._sockets = Path(tempfile.mkdtemp(prefix="t100-"))
         env = environment(self._order, os.environ, self._gpu_ids, sockets=self._sockets, ready_s=limits.total_s)
-        hidden = secrets(env, argv)
-        process = Supervised(argv, env, folder=self._folder, marker=self._order.marker, hidden=hidden)
-        self._process = process
-        probe = Probe(self.base_url, self.served_name)
+        process = self._spawn(argv, env)
+        probe = Probe(self.base_url, self.served_name, self.api_key)
         start = Start(
             process,
             probe,
@@ -121,15 +167,14 @@ class Server:
             limits=limits,
             gpu_ids=self._gpu_ids,
             on_phase=self._on_phase,
+            check_open=self._check_open,
         )
         durations_s = {"queued": queued_s} | start.wait(let_go)
         try:
             server_info = probe.server_info()
         except (Unreachable, Refused):
             server_info = None
-        self._watch = Watch(
-            process, probe, lines=start.lines, gpu_ids=self._gpu_ids, stall_s=self._order.protocol.stall_s
-        )
+        self._watch = Watch(process, probe, start.follower, gpu_ids=self._gpu_ids, stall_s=self._order.protocol.stall_s)
         return StartReport(
             argv=redact_argv(argv),
             env=redact_env(env),
@@ -142,8 +187,10 @@ class Server:
         if self._watch is not None:
             self._watch.stop()
         stopped = Stopped(obeyed=True, left=(), by="nobody")
-        if self._process is not None:
-            stopped = self._process.stop(self._order.deadlines.stop_s)
+        with self._spawning:  # A start under way has either spawned by now, or will not.
+            process = self._process
+        if process is not None:
+            stopped = process.stop(self._order.deadlines.stop_s)
         durations_s = dict(stopped.durations_s)
         quarantined: tuple[str, ...] = ()
         if self._memory is not None:
@@ -159,7 +206,7 @@ class Server:
         return StopReport(
             durations_s={phase: round(seconds, 3) for phase, seconds in durations_s.items()},
             files=self._files(),
-            gpu_memory_gib=gpu.used_gib(self._gpu_ids),
+            gpu_memory_gib={} if self._memory is None else self._memory.now_gib(),
             quarantined=quarantined,
         )
 

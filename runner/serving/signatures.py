@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from runner.errors import EngineDead, EnvironmentFault, InvalidConfig, OutOfMemory, TrialFailure
 
+_LONGEST = 400
+"""Of the server's own message inside ours, characters."""
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -18,7 +21,7 @@ class Signature:
     Attributes:
         name: What it is called in records and tests.
         failure: The kind of failure it proves.
-        pattern: Searched in each line; a group ``says`` holds the server's own message when there is one.
+        pattern: Searched in each line; its named groups hold the server's own message when there is one.
         meaning: One sentence for people.
     """
 
@@ -39,8 +42,8 @@ class Finding:
     def message(self) -> str:
         """The meaning, and the server's own words where it gave a reason."""
         match = self.signature.pattern.search(self.line)
-        says = match.groupdict().get("says") if match else None
-        return f"{self.signature.meaning}: {says.strip()}" if says else self.signature.meaning
+        said = [words for words in match.groupdict().values() if words] if match else []
+        return f"{self.signature.meaning}: {said[0].strip()[:_LONGEST]}" if said else self.signature.meaning
 
 
 def _of(name: str, failure: type[TrialFailure], pattern: str, meaning: str) -> Signature:
@@ -91,7 +94,8 @@ SIGNATURES: tuple[Signature, ...] = (
     _of(
         "out_of_memory",
         OutOfMemory,
-        r"(?P<says>(CUDA|HIP) out of memory[^.]*)|OutOfMemoryError|cudaErrorMemoryAllocation",
+        r"OutOfMemoryError: (?P<says>.*)|(?P<says2>(CUDA|HIP) out of memory.*)"
+        r"|OutOfMemoryError|cudaErrorMemoryAllocation",
         "out of GPU memory",
     ),
     _of(

@@ -4,10 +4,18 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from runner.errors import EngineDead, Hang, InvalidConfig, ServerExited, StartTimeout, TrialFailure
+from runner.errors import (
+    EngineDead,
+    EnvironmentFault,
+    Hang,
+    InvalidConfig,
+    ServerExited,
+    StartTimeout,
+    TrialFailure,
+)
 from runner.serving import signatures
 from runner.serving.evidence import evidence
-from runner.serving.judge import failure
+from runner.serving.judge import TAIL_LINES, failure
 from runner.serving.log import LogFollower
 from runner.serving.phases import FIRST_TOKEN, Allowed, Progress
 from runner.serving.probe import PROBE_TOKENS, Probe, Refused, Unreachable
@@ -15,6 +23,9 @@ from runner.serving.supervised import Supervised
 
 _POLL_S = 0.1
 _HEALTH_EVERY_S = 0.5
+_EXIT_SHOWS_S = 1.0
+"""How long after a broken connection an exit may take to be seen."""
+
 _LAST_WORDS_S = 8.0
 """How long an API server may live on after its engine failed before it is taken for one that stays (vLLM's own
 shutdown takes up to 5 s)."""
@@ -30,6 +41,7 @@ class Start:
         limits: Deadlines.
         gpu_ids: Its GPUs, for evidence.
         on_phase: Told each phase as it begins, with a detail.
+        check_open: Raises ``Cancelled`` once somebody wants the server stopped.
     """
 
     def __init__(
@@ -41,14 +53,16 @@ class Start:
         limits: Allowed,
         gpu_ids: tuple[str, ...],
         on_phase: Callable[[str, str], None],
+        check_open: Callable[[], None],
     ) -> None:
         self._process = process
+        self._check_open = check_open
         self._probe = probe
         self._served_name = served_name
         self._limits = limits
         self._gpu_ids = gpu_ids
         self._on_phase = on_phase
-        self._follower = LogFollower(process.log)
+        self.follower = LogFollower(process.log)
         self._begin_s = time.monotonic()
         self._progress = Progress(self._begin_s)
         self._fatal_s: float | None = None
@@ -63,7 +77,6 @@ class Start:
         Raises:
             TrialFailure: The start failed; the kind says how.
         """
-        self._on_phase(self._progress.phase, "")
         asked_s = 0.0
         while True:
             now_s = time.monotonic()
@@ -90,7 +103,7 @@ class Start:
 
     def _follow(self, now_s: float) -> None:
         before = self._progress.phase
-        for line in self._follower.lines():
+        for line in self.follower.lines():
             self.lines.append(line)
             self._progress.feed(line, now_s)
             if self._fatal_s is None and signatures.FATAL.search(line):
@@ -99,6 +112,7 @@ class Start:
             self._on_phase(self._progress.phase, "")
 
     def _raise_if_over(self, now_s: float) -> None:
+        self._check_open()
         if self._process.ended:
             self._raise_exit()
         if self._fatal_s is not None and now_s - self._fatal_s > _LAST_WORDS_S:
@@ -109,10 +123,10 @@ class Start:
             self._raise_stuck(StartTimeout, f"still in phase {self._progress.phase} after {spent_s:.0f} s")
 
     def _raise_exit(self) -> NoReturn:
+        self._check_open()
         if self._process.abandoned:
             raise self._failure(ServerExited, "the supervisor died, and its server was ended with it")
         code = self._process.exit_code
-        time.sleep(_POLL_S)  # The last lines may still be on their way into the file.
         self._follow(time.monotonic())
         ended = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
         raise self._failure(ServerExited, f"the server ended {ended} before it was ready", exit_code=code)
@@ -127,7 +141,7 @@ class Start:
             phase=self._progress.phase,
             waited_s=round(time.monotonic() - self._begin_s, 1),
             line=finding.line if finding else (self.lines[-1] if self.lines else None),
-            log_tail=tuple(self.lines[-40:]),
+            log_tail=tuple(self.lines[-TAIL_LINES:]),
             evidence=facts,
         )
 
@@ -145,18 +159,27 @@ class Start:
             names = self._probe.models()
             if self._served_name not in names:
                 message = f"the server on this port serves {', '.join(names)}, not {self._served_name}"
-                raise self._failure(EngineDead, message)
+                raise self._failure(EnvironmentFault, message)
             made = self._probe.completion(self._limits.by_phase[FIRST_TOKEN])
         except Unreachable as error:
-            if self._process.ended:
-                self._raise_exit()
-            self._raise_stuck(Hang, f"no answer to the first completion ({error})")
+            self._raise_unanswered(error)
         except Refused as error:
             self._follow(time.monotonic())
             kind = InvalidConfig if error.status in range(400, 500) else EngineDead
             raise self._failure(kind, f"the first completion failed: {error}") from error
         if made != PROBE_TOKENS:
             raise self._failure(EngineDead, f"the first completion has {made} tokens, {PROBE_TOKENS} were asked for")
+
+    def _raise_unanswered(self, error: Unreachable) -> NoReturn:
+        """The first completion did not come back: the server is gone, it is stuck, or the connection broke."""
+        end_s = time.monotonic() + _EXIT_SHOWS_S
+        while not self._process.ended and not error.timed_out and time.monotonic() < end_s:
+            time.sleep(_POLL_S)
+        if self._process.ended:
+            self._raise_exit()
+        if error.timed_out:
+            self._raise_stuck(Hang, f"no answer to the first completion ({error})")
+        raise self._failure(EngineDead, f"the connection of the first completion broke: {error}") from error
 
     def _failure(self, kind: type[TrialFailure], message: str, exit_code: int | None = None) -> TrialFailure:
         return failure(
@@ -166,4 +189,5 @@ class Start:
             phase=self._progress.phase,
             waited_s=time.monotonic() - self._begin_s,
             exit_code=exit_code,
+            starting=self._progress.phase != FIRST_TOKEN,
         )

@@ -156,6 +156,7 @@ class Supervisor:
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 if ended[0] == self._leader:
                     self._exit_code = os.waitstatus_to_exitcode(ended[1])
+                    self._serve(self._read_log)  # Its last words are in the file before its end is told.
                     _tell(event="exited", code=self._exit_code)
 
     def _pump(self, until: Callable[[], bool]) -> None:

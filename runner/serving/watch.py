@@ -6,6 +6,7 @@ Health is a flag and not a forward pass: what counts is that tokens advance whil
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from runner.errors import EngineDead, Hang, ServerExited, TrialFailure
 from runner.serving.evidence import evidence
@@ -24,18 +25,17 @@ class Watch:
     Args:
         process: The server's tree.
         probe: Asks the server; used by this thread alone.
-        lines: The log so far.
+        follower: Of the server's log, at the end of the start.
         gpu_ids: Its GPUs, for evidence.
         stall_s: No progress for this long while requests are open is a hang.
     """
 
     def __init__(
-        self, process: Supervised, probe: Probe, *, lines: Sequence[str], gpu_ids: Sequence[str], stall_s: float
+        self, process: Supervised, probe: Probe, follower: LogFollower, *, gpu_ids: Sequence[str], stall_s: float
     ) -> None:
         self._process = process
         self._probe = probe
-        self._lines = list(lines)
-        self._follower = LogFollower(process.log)
+        self._follower = follower
         self._gpu_ids = gpu_ids
         self._stall_s = stall_s
         self._begin_s = time.monotonic()
@@ -62,20 +62,25 @@ class Watch:
         if self._process.ended:
             return self._ended()
         try:
-            if self._probe.health() == 503:
+            status = self._probe.health()
+            if status == 503:
                 return self._failed(EngineDead, "/health answers 503: the engine is dead, its API server lives on")
+            if status != 200:
+                return self._unanswered(now_s)
             self._answered_s = now_s
             if now_s - self._counted_s >= min(2.0, self._stall_s / 4):
                 self._counted_s = now_s
                 self._count(now_s)
         except (Unreachable, Refused):
-            # One missed answer is not yet a verdict: the front end may be at its limit.
-            if now_s - self._answered_s < self._stall_s:
-                return None
-            return self._stuck(f"/health gave no answer for {now_s - self._answered_s:.0f} s")
+            return self._unanswered(now_s)
         if now_s - self._moved_s > self._stall_s:
             return self._stuck(f"no token for {now_s - self._moved_s:.0f} s while requests are open")
         return None
+
+    def _unanswered(self, now_s: float) -> TrialFailure | None:
+        """One missed answer is not yet a verdict: the front end may be at its limit."""
+        quiet_s = now_s - self._answered_s
+        return self._stuck(f"no good answer for {quiet_s:.0f} s") if quiet_s > self._stall_s else None
 
     def _count(self, now_s: float) -> None:
         counters = self._probe.counters()
@@ -92,8 +97,7 @@ class Watch:
         return self._failed(ServerExited, f"the server ended {ended} before anybody asked it to", exit_code=code)
 
     def _stuck(self, message: str) -> TrialFailure:
-        found = self._failed(Hang, message, facts=evidence(self._process.marker, self._gpu_ids))
-        return found
+        return self._failed(Hang, message, facts=evidence(self._process.marker, self._gpu_ids))
 
     def _failed(
         self,
@@ -101,13 +105,12 @@ class Watch:
         message: str,
         *,
         exit_code: int | None = None,
-        facts: dict[str, object] | None = None,
+        facts: dict[str, Any] | None = None,
     ) -> TrialFailure:
-        self._lines = [*self._lines, *self._follower.lines()][-5000:]
         return failure(
             kind,
             message,
-            self._lines,
+            self._follower.lines(),
             phase="load",
             waited_s=time.monotonic() - self._begin_s,
             exit_code=exit_code,

@@ -1,0 +1,1 @@
+"""Servers that do the wrong thing, as real processes, and what starts them."""
