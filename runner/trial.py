@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from runner.errors import EnvironmentFault, LoadFailed, TrialFailure
-from runner.schema.launch import LaunchConfig, StartReport, StopReport, TrialOrder
+from runner.schema.launch import Effective, LaunchConfig, StartReport, StopReport, TrialOrder
 from runner.schema.trial import Failure, Measurement, Outcome
 
 log = logging.getLogger(__name__)
@@ -141,12 +141,12 @@ def failure_of(failure: TrialFailure) -> Failure:
     )
 
 
-def effective_key(config: LaunchConfig, started: StartReport) -> str | None:
+def effective_key(config: LaunchConfig, effective: Effective | None) -> str | None:
     """Equal for two servers that really run the same thing; None when the server did not tell its settings.
 
     The environment counts as asked (NCCL's variables do not show in a server's settings), the rest as resolved.
     """
-    if not started.effective.settings:
+    if effective is None or not effective.settings:
         return None
-    effective = started.effective.model_dump(mode="json", exclude={"degraded", "nccl_choice", "kv_cache_tokens"})
-    return json.dumps([config.model, config.env, config.gpus, effective], sort_keys=True)
+    told = effective.model_dump(mode="json", exclude={"degraded", "nccl_choice", "kv_cache_tokens"})
+    return json.dumps([config.model, config.env, config.gpus, told], sort_keys=True)

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -16,8 +16,6 @@ from runner.node import Node
 from runner.schema.launch import Phase, StartReport, StopReport, TrialOrder
 from runner.schema.trial import Measurement, Provenance
 
-T = TypeVar("T")
-
 POLL_S = 0.2
 """How often a waiting call looks whether it was cancelled; Ctrl-C is answered within it."""
 
@@ -26,6 +24,10 @@ ANSWER_S = 30.0
 
 LEASE_S = 120.0
 """Longest wait for an actor to be placed once the cluster has enough GPUs in all."""
+
+STOP_S = 600.0
+"""Longest wait for a stop; far beyond what SIGTERM, SIGKILL and the GPUs' memory take together. A node that needs more
+is lost, and its server ends with the actor."""
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -72,7 +74,7 @@ class NodeHandle:
 
     def stop(self) -> StopReport:
         """Stops the server. Not cancelled by Ctrl-C: a server that is being stopped is stopped to its end."""
-        return self._get(self._actor.stop.remote(), None)
+        return self._get(self._actor.stop.remote(), STOP_S)
 
     def phase(self) -> Phase:
         return self._get(self._actor.phase.remote(), ANSWER_S)
@@ -88,14 +90,14 @@ class NodeHandle:
         """Ends the actor. Its server, should one be left, dies with the actor's pipe."""
         ray.kill(self._actor)
 
-    def _wait(self, reference: "ray.ObjectRef[T]") -> T:
+    def _wait(self, reference: Any) -> Any:
         while not ray.wait([reference], timeout=POLL_S)[0]:
             self._check_cancelled()
         return self._get(reference, None)
 
-    def _get(self, reference: "ray.ObjectRef[T]", timeout_s: float | None) -> T:
+    def _get(self, reference: Any, timeout_s: float | None) -> Any:
         try:
-            result: T = ray.get(reference, timeout=timeout_s)
+            result = ray.get(reference, timeout=timeout_s)
         except RayTaskError as error:
             # Ray wraps what the actor raised; the cause is the real thing, facts and all.
             raise error.cause from error

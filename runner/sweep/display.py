@@ -44,10 +44,10 @@ class Display:
         self._spent_s: list[float] = []
         self._best = "none yet"
         self._shown_phase = ""
+        columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
-            console=console, transient=True, disable=not console.is_terminal,
-        )  # fmt: skip
+            TextColumn("{task.description}"), *columns, console=console, transient=True, disable=not console.is_terminal
+        )
         self._study_bar: TaskID | None = None
         self._trial_bar: TaskID | None = None
 

@@ -1,0 +1,48 @@
+"""``--dry-run`` and ``--explain``: what would happen, as text. Starts nothing."""
+
+import shlex
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+
+from runner.schema.launch import TrialOrder
+from runner.serving.command import command, environment
+from runner.space import Knob, Space
+from runner.sweep.plan import Plan
+
+PORT = 8000
+"""Shown in place of the port that a trial will lease."""
+
+
+def print_dry_run(plan: Plan, order: TrialOrder, console: Console) -> None:
+    """Prints the resolved experiment, the knobs, and the first trial's exact command line and environment."""
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    say(f"study {plan.study}: {plan.experiment.budget.trials} trials, ladder {list(plan.experiment.ladder)}\n")
+    say("experiment, resolved:")
+    say(_indented(yaml.safe_dump(plan.experiment.model_dump(mode="json", by_alias=True), sort_keys=False)))
+    say("knobs (each may be unset too, unless it says required):")
+    for knob in plan.space.knobs:
+        say(f"  {knob_line(plan.space, knob)}")
+    words = command(order, port=PORT, served_name=plan.study)
+    own = environment(order, {}, (), sockets=Path("/tmp"), ready_s=0)
+    say(f"\nfirst trial, the baseline ({order.config.gpus} GPUs), fingerprint {order.config.fingerprint}:")
+    say(f"  {shlex.join(words)}")
+    say("environment on top of PATH, HOME, caches and proxies:")
+    for name, value in sorted(own.items()):
+        say(f"  {name}={value}")
+    say("\nnothing was started")
+
+
+def knob_line(space: Space, knob: Knob) -> str:
+    """One knob in one line: where it goes, what it may be, under which condition."""
+    values = ", ".join(knob.labels) if knob.range is None else str(knob.range)
+    when = "".join(f" when {name} is {wanted}" for name, wanted in knob.when.items())
+    return f"{knob.name}: {values}{' (required)' if knob.required else ''}{when}"
+
+
+def _indented(text: str) -> str:
+    return "".join(f"  {line}\n" for line in text.splitlines())

