@@ -91,9 +91,10 @@ def reasons(
     facts: ModelFacts | None = None,
     gpus: int | None = 8,
     machine: Machine = H200,
+    version: str = "0.33.0",
 ) -> tuple[str, ...]:
     """Why an experiment with these defaults cannot run."""
-    around = Surroundings("gpu", parse_version("0.33.0"), machine, gpus=gpus, facts=facts)
+    around = Surroundings("gpu", parse_version(version), machine, gpus=gpus, facts=facts)
     base = base_settings(experiment_of(defaults=defaults), machine)
     return Space("test", "some/model", (), base, (), around).judged({})[1]
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from runner.schema.base import Scalar
 from runner.schema.space import Preset
+from runner.space.defaults import defaults
 from runner.space.feasibility import activation
 from runner.space.knobs import Knob
 from runner.space.settings import Target
@@ -103,12 +104,13 @@ def _collectives(space: Space) -> Iterator[str]:
 
 def takes_nccl(config: Reading) -> bool:
     """Whether nothing stands before NCCL for an all-reduce of tensor parallelism."""
+    flashinfer = ("env", "VLLM_ALLREDUCE_USE_FLASHINFER")
     fused = config.field("compilation-config", "pass_config", "fuse_allreduce_rms")
     no_fusion = fused is False or config.eager or config.flag("optimization-level") in (0, 1)
     return (
         config.flag("disable-custom-all-reduce") is True
         and config.env("VLLM_ALLREDUCE_USE_SYMM_MEM") == "0"
-        and config.env("VLLM_ALLREDUCE_USE_FLASHINFER") == "0"
+        and (config.env(flashinfer[1]) or defaults(config.around.version).get(flashinfer)) == "0"
         and no_fusion
     )
 

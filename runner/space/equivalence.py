@@ -8,43 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from runner.schema.launch import LaunchConfig
-from runner.space.settings import State, Target, flattened
+from runner.space.defaults import defaults, same_value
+from runner.space.settings import State, flattened
 from runner.space.surroundings import COVERED_VERSIONS, Machine, Reading, Surroundings, Version
-
-_DEFAULT_FLAGS: dict[str, Any] = {
-    "tensor-parallel-size": 1,
-    "pipeline-parallel-size": 1,
-    "data-parallel-size": 1,
-    "decode-context-parallel-size": 1,
-    "optimization-level": 2,
-    "performance-mode": "balanced",
-    "stream-interval": 1,
-    "enforce-eager": False,
-    "disable-custom-all-reduce": False,
-    "enable-expert-parallel": False,
-    "dtype": "auto",
-}
-"""Defaults of ``vllm serve`` that depend on nothing: setting one of these to it is leaving it unset."""
-
-_DEFAULT_ENV = {
-    "VLLM_ALLREDUCE_USE_SYMM_MEM": "1",
-    "VLLM_ALLREDUCE_USE_FLASHINFER": "1",
-    "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "0",
-    "VLLM_USE_NCCL_SYMM_MEM": "0",
-    "VLLM_BATCH_INVARIANT": "0",
-    "VLLM_SKIP_P2P_CHECK": "0",
-    "NCCL_P2P_DISABLE": "0",
-    "NCCL_SHM_DISABLE": "0",
-    "NCCL_GRAPH_REGISTER": "1",
-    "NCCL_GRAPH_MIXING_SUPPORT": "1",
-    "NCCL_BUFFSIZE": "4194304",
-}
-
-DEFAULTS: dict[Target, Any] = {
-    **{("flag", name): value for name, value in _DEFAULT_FLAGS.items()},
-    **{("env", name): value for name, value in _DEFAULT_ENV.items()},
-}
-"""What holds where nobody sets anything, as far as it is the same for every model and machine."""
 
 _COMPILE_MODES = {"0": "NONE", "1": "STOCK_TORCH_COMPILE", "2": "DYNAMO_TRACE_ONCE", "3": "VLLM_COMPILE"}
 _LATER_THAN_ANY: Version = (99, 0, 0)
@@ -153,8 +119,8 @@ def _lookup_window(state: State, config: Reading) -> None:
 
 
 def _defaults(state: State, config: Reading) -> None:
-    for target, value in DEFAULTS.items():
-        if state.get(target) == value and type(state[target]) is type(value):
+    for target, value in defaults(config.around.version).items():
+        if target in state and same_value(state[target], value):
             del state[target]
 
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 from runner.errors import Infeasible
 from runner.schema.base import Scalar
-from runner.schema.space import Preset
-from runner.space.equivalence import DEFAULTS
+from runner.space.defaults import defaults, same_value
 from runner.space.knobs import Knob
-from runner.space.presets import calculate
+from runner.space.presets import calculate_presets
 from runner.space.rules import RULES
 from runner.space.settings import Target, overlap
 from runner.space.space import RuledOut, Space, constraint_value
@@ -54,8 +53,7 @@ def same_as_unset(space: Space) -> tuple[RuledOut, ...]:
 
 
 def _holds_anyway(space: Space, target: Target, value: object) -> bool:
-    held = space.base.get(target, DEFAULTS.get(target))
-    return held == value and type(held) is type(value)
+    return same_value(space.base.get(target, defaults(space.around.version).get(target)), value)
 
 
 def _tells_apart(knob: Knob, label: str, other: Knob) -> bool:
@@ -100,14 +98,12 @@ def _verdicts(space: Space, params: dict[str, Scalar]) -> Iterator[tuple[str, se
     for name, value in params.items():
         for target, setting in by_name[name].settings(value).items():
             state[target] = setting
-    for target, value in list(state.items()):
-        if isinstance(value, Preset):
-            reading = Reading(state, space.around)
-            try:
-                state[target] = calculate(value.preset, reading)
-            except Infeasible as error:
-                yield error.message, reading.read
-                return
+    presets = Reading(state, space.around)
+    try:
+        calculate_presets(state, lambda: presets)
+    except Infeasible as error:
+        yield error.message, presets.read
+        return
     for rule in RULES:
         if rule.since <= space.around.version <= rule.until:
             reading = Reading(state, space.around)

@@ -8,6 +8,8 @@ The list is always explicit and never a bare maximum, which vLLM rounds down to 
 from collections.abc import Callable
 
 from runner.errors import Infeasible
+from runner.schema.space import Preset
+from runner.space.settings import State
 from runner.space.surroundings import Reading
 
 Calculated = list[int] | list[list[int]] | str
@@ -19,25 +21,35 @@ _DENSE_UP_TO = 32
 """Requests up to which every batch gets its own graph in ``upto_max``; also vLLM's `interactivity` mode."""
 
 
-def calculate(name: str, config: Reading) -> Calculated:
-    """The value of preset ``name`` under ``config``.
+def calculate_presets(state: State, reading: Callable[[], Reading]) -> None:
+    """Puts values in the place of presets, those that depend on others last.
+
+    Args:
+        state: Settings, changed in place.
+        reading: Makes a fresh reading of ``state``.
 
     Raises:
-        KeyError: No such preset.
-        Infeasible: It has no value here.
+        Infeasible: A preset has no value here.
     """
-    return PRESETS[name](config)
+    open_presets = [(target, value) for target, value in state.items() if isinstance(value, Preset)]
+    # Capture sizes ask for the drafts of each batch size, which may be a preset too.
+    for target, value in sorted(open_presets, key=lambda item: "cudagraph" in item[0][-1]):
+        state[target] = PRESETS[value.preset](reading())
 
 
 def _capture_sizes(requests: Callable[[int], list[int]]) -> Callable[[Reading], list[int]]:
     def sizes(config: Reading) -> list[int]:
         most = config.max_seqs or _UNKNOWN_MAX_SEQS
-        per_request = 1 + config.draft_tokens
-        wanted = sorted({min(count, most) for count in requests(most)})
+        counts = {min(count, most) for count in requests(most)}
+        wanted: set[int] = set()
+        for first, last, draft_tokens in config.draft_tiers:
+            end = most if last is None else min(last, most)
+            largest = {end} if any(count > end for count in counts) else set()
+            wanted |= {count * (1 + draft_tokens) for count in counts | largest if first <= count <= end}
         limit = config.batched_tokens
-        kept = [count * per_request for count in wanted if limit is None or count * per_request <= limit]
+        kept = sorted(size for size in wanted if limit is None or size <= limit)
         if not kept:
-            raise Infeasible(f"no capture size fits max-num-batched-tokens {limit}: one request takes {per_request}")
+            raise Infeasible(f"no capture size fits max-num-batched-tokens {limit}, the smallest is {min(wanted)}")
         return kept
 
     return sizes

@@ -14,9 +14,6 @@ from runner.space.surroundings import COVERED_VERSIONS, Reading, Version
 
 Reason = str | None
 
-_GRAPH_STRIDE = 8
-"""Sizes above 4 that vLLM captures by itself lie this far apart (16 above 256)."""
-
 _MEMORY_BESIDE_WEIGHTS = 0.98
 """Share of a GPU's memory that weights could fill at the very most; beyond it nothing could run."""
 
@@ -153,9 +150,8 @@ def _capture_lists(config: Reading) -> Reason:
 
 
 def _sizes_reason(config: Reading, sizes: list[int] | int | None, largest: int | None) -> Reason:
-    per_request = 1 + config.draft_tokens
     if sizes is None:
-        return _bare_maximum(largest, per_request)
+        return _bare_maximum(config, largest)
     listed = [sizes] if isinstance(sizes, int) else list(sizes)
     mode = str(config.field("compilation-config", "cudagraph_mode") or "").upper()
     if not listed:
@@ -164,26 +160,42 @@ def _sizes_reason(config: Reading, sizes: list[int] | int | None, largest: int |
     kept = [size for size in listed if limit is None or size <= limit]
     if largest is not None and kept and largest != max(kept):
         return f"the largest capture size is said to be {largest}, the list's own is {max(kept)}"
-    off = [size for size in listed if size % per_request]
-    if per_request > 1 and off:
-        return f"capture size {off[0]} is no multiple of 1 + draft tokens ({per_request}): illegal memory access"
+    lengths = [1 + draft_tokens for _, _, draft_tokens in config.draft_tiers]
+    off = [size for size in listed if all(size % length for length in lengths)]
+    if off:
+        shown = " or ".join(map(str, lengths))
+        return f"capture size {off[0]} is no multiple of 1 + draft tokens ({shown}): illegal memory access"
     return None
 
 
-def _bare_maximum(largest: int | None, per_request: int) -> Reason:
-    if largest is None or largest <= 4:
+def _bare_maximum(config: Reading, largest: int | None) -> Reason:
+    """vLLM makes its own list up to a maximum, and takes the list's last size for it.
+
+    Source: VllmConfig._set_cudagraph_sizes of vLLM 0.24 and 0.32.
+    """
+    if largest is None:
         return None
-    stride = _GRAPH_STRIDE if largest <= 256 else 2 * _GRAPH_STRIDE
-    if largest % stride == 0 and (per_request == 1 or largest % per_request == 0):
-        return None
-    reached = largest - largest % stride
-    return f"a bare largest capture size of {largest} is truncated to {reached}: give the sizes themselves"
+    dense = config.flag("performance-mode") == "interactivity"
+    own = {*range(1, 33)} if dense else {1, 2, 4}
+    own |= {*range(8, 256, 8), *range(256, largest + 1, 16), config.batched_tokens or 1}
+    reached = max(size for size in own if size <= largest)
+    if reached != largest:
+        return f"a bare largest capture size of {largest} is truncated to {reached}: give the sizes themselves"
+    off = largest % (1 + config.draft_tokens)
+    return f"the largest capture size ({largest}) is no multiple of 1 + draft tokens: give the sizes" if off else None
 
 
 def _fusion_across_stages(config: Reading) -> Reason:
     fused = config.field("compilation-config", "pass_config", "fuse_allreduce_rms")
     if fused is True and config.tensor_parallel > 1 and config.pipeline_parallel > 1:
         return "all-reduce fusion with TP and PP both above 1 hangs at warm-up"
+    return None
+
+
+def _sequence_passes(config: Reading) -> Reason:
+    for key in ("enable_sp", "fuse_gemm_comms"):
+        if config.field("compilation-config", "pass_config", key) is not None:
+            return f"compilation-config.pass_config.{key} is gone from this vLLM: refused at start"
     return None
 
 
@@ -240,6 +252,7 @@ RULES: tuple[Rule, ...] = (
     Rule(_active_seqs),
     Rule(_capture_lists),
     Rule(_fusion_across_stages),
+    Rule(_sequence_passes, since=(0, 32, 0)),
     Rule(_channels),
     Rule(_algorithm_protocol),
     Rule(_batch_invariant),
@@ -249,5 +262,6 @@ RULES: tuple[Rule, ...] = (
     Rule(speculation.draft_parallel),
     Rule(speculation.synthetic_acceptance),
     Rule(speculation.said_twice),
-    Rule(speculation.async_on_old_runner),
+    Rule(speculation.async_without_gpu_drafts, until=(0, 32, 99)),
+    Rule(speculation.async_on_old_runner, since=(0, 32, 0)),
 )

@@ -12,12 +12,12 @@ from typing import Any
 from runner.errors import Infeasible, UsageError
 from runner.schema.base import Scalar
 from runner.schema.launch import LaunchConfig
-from runner.schema.space import IntRange, Preset
+from runner.schema.space import IntRange
 from runner.space.collectives import canonical
 from runner.space.constraints import Constraint, Unknown
 from runner.space.equivalence import equivalent_key
 from runner.space.knobs import Knob, Params, is_active, label_of
-from runner.space.presets import calculate
+from runner.space.presets import calculate_presets
 from runner.space.rules import broken_rules
 from runner.space.settings import State, Target, assign, nested
 from runner.space.surroundings import Reading, Surroundings
@@ -126,8 +126,7 @@ class Space:
         return chosen
 
     def _calculate_presets(self, state: State) -> None:
-        for target, value in [item for item in state.items() if isinstance(item[1], Preset)]:
-            state[target] = calculate(value.preset, Reading(state, self.around))
+        calculate_presets(state, lambda: Reading(state, self.around))
 
     def _add_draft(self, state: State) -> None:
         """A speculative method that needs a draft model takes the experiment's, unless it names one."""

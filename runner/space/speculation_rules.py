@@ -8,6 +8,7 @@ Reason = str | None
 
 _WITH_DRAFT = ("eagle", "eagle3", "draft_model", "dflash", "dspark")
 _COUNTED_BY_ITSELF = ("mtp", "dspark", "suffix")
+_DRAFTED_ON_CPU = ("ngram", "suffix", "custom_class")
 _SHORT_FLAGS = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
 
 
@@ -99,12 +100,22 @@ def said_twice(config: Reading) -> Reason:
     return None
 
 
+def async_without_gpu_drafts(config: Reading) -> Reason:
+    """Async scheduling, asked for explicitly, waits for no drafts that the CPU makes.
+
+    Source: VllmConfig of vLLM 0.24 and 0.32; 0.33 drafts n-grams on the GPU.
+    """
+    if config.flag("async-scheduling") is not True or config.speculative_method not in _DRAFTED_ON_CPU:
+        return None
+    return f"no async scheduling with `{config.speculative_method}` drafts: leave async-scheduling unset, or off"
+
+
 def async_on_old_runner(config: Reading) -> Reason:
     """Async scheduling, asked for explicitly, on the V1 runner: not with pipeline stages nor with CPU-made drafts."""
     if config.flag("async-scheduling") is not True or config.env("VLLM_USE_V2_MODEL_RUNNER") != "0":
         return None
     if config.pipeline_parallel > 1:
         return "the V1 model runner has no async scheduling with pipeline parallel"
-    if config.speculative_method in ("ngram", "suffix", "custom_class"):
+    if config.speculative_method in _DRAFTED_ON_CPU:
         return f"the V1 model runner has no async scheduling with `{config.speculative_method}` drafts"
     return None

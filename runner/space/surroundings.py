@@ -149,23 +149,39 @@ class Reading:
         return (self.around.facts.mtp_layers if self.around.facts else 0) or 0
 
     @property
+    def draft_tiers(self) -> list[tuple[int, int | None, int]]:
+        """(first batch, last batch, draft tokens) of a step; one open tier unless the length goes by batch size."""
+        schedule = self.field("speculative-config", "num_speculative_tokens_per_batch_size")
+        if self.draft_tokens and isinstance(schedule, list):
+            return [(first, last, min(tokens, self.draft_tokens)) for first, last, tokens in schedule]
+        return [(1, None, self.draft_tokens)]
+
+    @property
     def max_seqs(self) -> int | None:
-        """``--max-num-seqs``, or what vLLM takes by the GPU's memory; None when that is not known."""
+        """``--max-num-seqs``, or what vLLM takes by the device; None when that is not known."""
         asked = self.flag("max-num-seqs")
-        if asked is not None:
-            return int(asked)
-        memory = self.around.machine.gpu_memory_gib
-        if self.around.device == "cpu" or memory is None:
-            return None
-        return 1024 if memory >= 70 else 256
+        return int(asked) if asked is not None else self._by_device(128, large=1024, small=256)
 
     @property
     def batched_tokens(self) -> int | None:
-        """``--max-num-batched-tokens``, or what vLLM takes by the GPU's memory; None when that is not known."""
+        """``--max-num-batched-tokens``, or what vLLM takes by the device; None when that is not known."""
         asked = self.flag("max-num-batched-tokens")
         if asked is not None:
             return int(asked)
+        memory = self.around.machine.gpu_memory_gib or 0
+        huge = memory >= 160 and self.around.version >= (0, 32, 0)
+        return self._by_device(2048, large=16384 if huge else 8192, small=2048)
+
+    def _by_device(self, per_cpu_worker: int, *, large: int, small: int) -> int | None:
+        """Defaults of ``vllm serve`` by GPU memory; on a CPU by the number of workers; `throughput` doubles them.
+
+        Source: EngineArgs.get_batch_defaults of vLLM 0.24 and 0.32, which also takes an A100 for small.
+        """
         memory = self.around.machine.gpu_memory_gib
-        if self.around.device == "cpu" or memory is None:
+        if self.around.device == "cpu":
+            number = per_cpu_worker * self.tensor_parallel * self.pipeline_parallel
+        elif memory is None:
             return None
-        return 16384 if memory >= 160 else 8192 if memory >= 70 else 2048
+        else:
+            number = large if memory >= 70 else small
+        return number * (2 if self.flag("performance-mode") == "throughput" else 1)

@@ -3,6 +3,7 @@
 Written from vLLM 0.24 to 0.33 and NCCL 2.28 to 2.30.
 """
 
+import difflib
 import re
 from typing import Any
 
@@ -75,10 +76,25 @@ _ON_OFF_ENV = frozenset(
     }
 )
 _METHODS = ("ngram", "ngram_gpu", "eagle", "eagle3", "mtp", "draft_model", "dflash", "dspark", "suffix", "custom_class")
-_GONE_PASSES = {
-    "enable_sequence_parallelism": "vLLM 0.33 has no such pass",
-    "enable_async_tp": "vLLM 0.33 has no such pass",
-}
+_GONE_PASSES = ("enable_sequence_parallelism", "enable_async_tp", "enable_fusion", "enable_attn_fusion")
+_PASSES = (
+    "fuse_norm_quant",
+    "fuse_act_quant",
+    "fuse_attn_quant",
+    "fuse_allreduce_rms",
+    "fuse_act_padding",
+    "fuse_mla_dual_rms_norm",
+    "fuse_rope_kvcache",
+    "fuse_rope_kvcache_cat_mla",
+    "fuse_qk_norm_rope_kvcache",
+    "fuse_gemm_comms",
+    "enable_sp",
+    "enable_qk_norm_rope_fusion",
+    "eliminate_noops",
+    "fi_allreduce_fusion_max_size_mb",
+    "rope_kvcache_fusion_max_token_num",
+    "sp_min_token_num",
+)
 
 
 def check_setting(target: Target, value: Any) -> Complaint | None:
@@ -133,10 +149,19 @@ def _check_field(target: Target, value: Any) -> Complaint | None:
             return f"`{value}` is no value of {dotted}", f"one of {', '.join(_COMPILE_MODES)}"
         if keys == ["cudagraph_capture_sizes"]:
             return _check_sizes(value)
-        if keys[0] == "pass_config" and keys[-1] in _GONE_PASSES:
-            return f"`{dotted}` is refused at start", _GONE_PASSES[keys[-1]]
+        if keys[0] == "pass_config" and len(keys) == 2:
+            return _check_pass(keys[1])
     if flag == "speculative-config":
         return _check_speculation(keys[0], value)
+    return None
+
+
+def _check_pass(name: str) -> Complaint | None:
+    if name in _GONE_PASSES:
+        return f"the pass `{name}` is refused at start", "vLLM has had no such pass since before 0.24"
+    close = difflib.get_close_matches(name, _PASSES, n=1, cutoff=0.8)
+    if name not in _PASSES and close:
+        return f"no pass `{name}` is known; an unknown one is refused at start", f"did you mean {close[0]}?"
     return None
 
 

@@ -14,6 +14,8 @@ def key(settings: dict[str, Any], gpus: int = 2) -> str:
     return equivalent_key(config_of(gpus=gpus, **settings), (0, 33, 0))
 
 
+VERSIONS = ((0, 24, 0), (0, 28, 0), (0, 32, 0))
+
 TP2: dict[str, Any] = {"flags": {"tensor-parallel-size": 2}}
 
 
@@ -119,6 +121,17 @@ def test_model_and_gpus_are_part_of_the_key() -> None:
     assert key({}, gpus=1) != key({}, gpus=2)
     other = config_of().model_copy(update={"model": "other"})
     assert equivalent_key(other) != equivalent_key(config_of())
+
+
+def test_a_default_counts_in_the_versions_it_is_known_for() -> None:
+    """FlashInfer's all-reduce is off by itself in 0.24 and on in 0.32; between them nothing is taken for granted."""
+    on = config_of(flags={"tensor-parallel-size": 2}, env={"VLLM_ALLREDUCE_USE_FLASHINFER": "1"})
+    off = config_of(flags={"tensor-parallel-size": 2}, env={"VLLM_ALLREDUCE_USE_FLASHINFER": "0"})
+    unset = config_of(flags={"tensor-parallel-size": 2})
+    keys = {version: [equivalent_key(c, version) for c in (on, off, unset)] for version in VERSIONS}
+    assert keys[0, 24, 0][1] == keys[0, 24, 0][2] != keys[0, 24, 0][0]
+    assert keys[0, 32, 0][0] == keys[0, 32, 0][2] != keys[0, 32, 0][1]
+    assert len(set(keys[0, 28, 0])) == 3
 
 
 def test_a_version_beyond_the_covered_ones_is_trusted_less() -> None:

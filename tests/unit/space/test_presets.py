@@ -74,6 +74,39 @@ def test_large_gpus_take_more_sequences_by_themselves(tmp_path: Path) -> None:
     assert sizes(small, {"capture": "powers_of_two"})[-1] == 256
 
 
+def test_each_draft_length_has_its_own_sizes(tmp_path: Path) -> None:
+    """Where drafts become fewer by batch, a batch's graph is a multiple of its own length."""
+    text = """
+knobs:
+  capture: {json: compilation-config.cudagraph_capture_sizes, choices: [{preset: powers_of_two}]}
+  by_batch:
+    json: speculative-config.num_speculative_tokens_per_batch_size
+    choices: [{preset: fewer_as_batches_grow}]
+"""
+    speculation = {"speculative-config": {"method": "ngram", "num_speculative_tokens": 4}}
+    space = space_of(tmp_path, text, experiment_of(defaults={"flags": {"max-num-seqs": 64}, "json": speculation}))
+    config = space.resolve({"capture": "powers_of_two", "by_batch": "fewer_as_batches_grow"})
+    expected = sorted({5, 10, 20, 40} | {16 * 3, 32 * 3} | {64 * 2})
+    assert config.structured["compilation-config"]["cudagraph_capture_sizes"] == expected
+
+
+def test_a_cpu_takes_its_own_defaults(tmp_path: Path) -> None:
+    """128 sequences a worker, whatever GPUs the machine has."""
+    text = "knobs: {capture: {json: compilation-config.cudagraph_capture_sizes, choices: [{preset: powers_of_two}]}}\n"
+    space = space_of(tmp_path, text, experiment_of(cpu=True))
+    assert sizes(space, {"capture": "powers_of_two"})[-1] == 128
+
+
+def test_throughput_mode_doubles_what_is_not_said(tmp_path: Path) -> None:
+    """vLLM's own default only; an explicit number stands."""
+    text = "knobs: {capture: {json: compilation-config.cudagraph_capture_sizes, choices: [{preset: powers_of_two}]}}\n"
+    mode = {"performance-mode": "throughput"}
+    doubled = space_of(tmp_path, text, experiment_of(defaults={"flags": mode}), machine=Machine(gpu_memory_gib=24))
+    assert sizes(doubled, {"capture": "powers_of_two"})[-1] == 512
+    said = space_of(tmp_path, text, experiment_of(defaults={"flags": {**mode, "max-num-seqs": 16}}))
+    assert sizes(said, {"capture": "powers_of_two"})[-1] == 16
+
+
 def test_cpu_lists() -> None:
     """Runs are joined, single CPUs stand alone."""
     assert cpu_list((0, 1, 2, 5, 7, 8)) == "0-2,5,7-8"

@@ -127,6 +127,9 @@ NGRAM6 = {"speculative-config": {"method": "ngram", "num_speculative_tokens": 6}
         ),
         ({"flags": {"max-cudagraph-capture-size": 42}}, "truncated to 40"),
         ({"flags": {"max-cudagraph-capture-size": 264}}, "truncated to 256"),
+        ({"flags": {"max-cudagraph-capture-size": 252}}, "truncated to 248"),
+        ({"flags": {"max-cudagraph-capture-size": 6}}, "truncated to 4"),
+        ({"flags": {"max-cudagraph-capture-size": 64}, "json": NGRAM6}, "no multiple of 1 + draft tokens"),
         (
             {"flags": {"max-cudagraph-capture-size": 42}, "json": NGRAM6},
             "truncated to 40",
@@ -154,6 +157,8 @@ def test_capture_sizes_and_fusion(defaults: dict[str, Any], reason: str) -> None
     [
         {"flags": {"max-cudagraph-capture-size": 40}},
         {"flags": {"max-cudagraph-capture-size": 512}},
+        {"flags": {"max-cudagraph-capture-size": 31, "performance-mode": "interactivity"}},
+        {"flags": {"max-cudagraph-capture-size": 1500, "max-num-batched-tokens": 1500}},
         {"json": {"compilation-config": {"cudagraph_capture_sizes": [7, 14], **{"max_cudagraph_capture_size": 14}}}},
         {"json": {**NGRAM6, "compilation-config": {"cudagraph_capture_sizes": [7, 42]}}},
         {"json": {"compilation-config": {"cudagraph_capture_sizes": [], "cudagraph_mode": "NONE"}}},
@@ -250,6 +255,21 @@ def test_short_flags_and_json_exclude_each_other() -> None:
     assert "mutually exclusive" in only(reasons(defaults=defaults))
 
 
+def test_async_scheduling_with_drafts_of_the_cpu_depends_on_the_version() -> None:
+    """Up to 0.32 n-gram drafts exclude it on any runner; 0.33 makes them on the GPU."""
+    defaults = {"flags": {"async-scheduling": True}, "json": NGRAM6}
+    for version in ("0.24.0", "0.32.0+cpu"):
+        assert "no async scheduling with `ngram` drafts" in only(reasons(defaults=defaults, version=version))
+    assert reasons(defaults=defaults, version="0.33.0") == ()
+
+
+def test_a_pass_that_a_version_no_longer_has(tmp_path: Path) -> None:
+    """Sequence parallelism was a pass of 0.24 and is gone from 0.32."""
+    defaults = {"json": {"compilation-config": {"pass_config": {"enable_sp": True}}}}
+    assert reasons(defaults=defaults, version="0.24.0") == ()
+    assert "is gone from this vLLM" in only(reasons(defaults=defaults, version="0.32.0"))
+
+
 def test_async_scheduling_on_the_old_runner() -> None:
     """Only where both are asked for explicitly."""
     old = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
@@ -317,6 +337,10 @@ knobs:
         ("{json: compilation-config.cudagraph_mode, choices: [PARTIAL]}", "FULL_AND_PIECEWISE"),
         ("{json: compilation-config.mode, choices: [4]}", "VLLM_COMPILE"),
         ("{json: compilation-config.pass_config.enable_async_tp, choices: [true]}", "refused at start"),
+        (
+            "{json: compilation-config.pass_config.fuse_allreduce_rm, choices: [true]}",
+            "did you mean fuse_allreduce_rms",
+        ),
         ("{flag: gpu-memory-utilization, choices: [1.1]}", "a share above 0 and up to 1"),
         ("{flag: gpu-memory-utilization, choices: [0]}", "a share above 0 and up to 1"),
         ("{json: speculative-config.method, choices: [oracle]}", "no speculative method"),
