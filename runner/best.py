@@ -19,17 +19,34 @@ from runner.schema.profile import Chosen, Profile, ProfileLevel
 from runner.schema.study import StudyDescription
 from runner.schema.trial import TrialRecord
 from runner.space.document import read_model
-from runner.verdict import Level, Rows, Standing, Summary, Winner, best_at, rows, summarise
+from runner.verdict import Finding, Level, Rows, Standing, Summary, Winner, best_at, describe, rows, summarise
+
+WIDTH = 160
+"""Columns of the table when nobody's terminal says how many there are."""
 
 EXIT_USAGE = 2
 EXIT_NOTHING = 1
 """Nothing was measured, so there is no best."""
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that starts like a number: PyYAML writes by YAML 1.1, which takes ``0E0`` for text; 1.2 does not."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style='"' if data[:1] in _NUMERIC else None)
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+_NUMERIC = frozenset("+-.0123456789")
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; exports when asked. Returns the exit code."""
     options = _options(arguments)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     try:
         return _run(options, console)
     except (UsageError, StoreError) as error:
@@ -71,7 +88,8 @@ def write_profile(profile: Profile, path: Path) -> None:
         StoreError: It cannot be written.
     """
     content = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
-    write_beside(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120).encode())
+    text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    write_beside(path, text.encode())
 
 
 def read_profile(path: Path) -> Profile:
@@ -80,15 +98,7 @@ def read_profile(path: Path) -> Profile:
     Raises:
         UsageError: It is missing or malformed, or its configuration is not the one that was measured.
     """
-    profile = read_model(path, Profile)
-    if profile.config.fingerprint != profile.fingerprint:
-        raise UsageError(
-            f"the configuration was edited: its fingerprint is {profile.config.fingerprint}, "
-            f"the measured one's {profile.fingerprint}",
-            remedy="Export it again; the figures only hold for what was measured.",
-            path=path,
-        )
-    return profile
+    return read_model(path, Profile)
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
@@ -165,7 +175,7 @@ def _print_levels(summary: Summary, console: Console) -> None:
 def _winner_line(winner: Winner, synthetic: bool) -> str:
     candidate = winner.standing.candidate
     figure = candidate.mean(winner.concurrency)
-    name = "baseline" if candidate.is_baseline else " ".join(f"{k}={v}" for k, v in candidate.params.items())
+    name = "baseline" if candidate.is_baseline else describe(candidate.params)
     kind = "synthetic acceptance" if synthetic else "simulated" if candidate.simulated else ""
     label = f"best at C={winner.concurrency}" + (f" ({kind})" if kind else "")
     return f"{label}: {name}, {figure:.1f} tok/s, trial {candidate.numbers[0]} ({winner.rule})"
@@ -197,7 +207,7 @@ def _note(standing: Standing, summary: Summary) -> str | None:
             f"loses {-level.verdict.change_percent:.1f} % against the baseline at C={level.concurrency}"
             for level in standing.levels
             if level.verdict is not None and level.verdict.change_percent is not None
-            if level.verdict.finding == "worse"
+            if level.verdict.finding is Finding.WORSE
         ),
         f"{summary.no_baseline}: no gain is claimed" if summary.no_baseline else "",
     ]

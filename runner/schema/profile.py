@@ -1,6 +1,8 @@
 """The exported winner: ``profile.yaml``."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from runner.schema.base import Model
 from runner.schema.launch import LaunchConfig
@@ -45,3 +47,12 @@ class Profile(Model):
     synthetic_acceptance: float | None = None
     chosen: Chosen
     provenance: Provenance = Provenance()
+
+    @model_validator(mode="after")
+    def _as_measured(self) -> Self:
+        if self.config.fingerprint != self.fingerprint:
+            raise ValueError(
+                f"the configuration was edited: its fingerprint is {self.config.fingerprint}, the measured one's "
+                f"{self.fingerprint}; export it again, the figures only hold for what was measured"
+            )
+        return self

@@ -16,6 +16,9 @@ LOCK_TIMEOUT_S = 60
 """How long to wait for another study's driver, or a dashboard, that holds the file."""
 
 
+REMEDY = "If the disk is not full, move this file away and run the same command again: it is rebuilt from the records."
+
+
 class Store:
     """One study in the file.
 
@@ -34,6 +37,7 @@ class Store:
     ) -> None:
         self._path = path
         with self._failing():
+            path.touch(mode=0o600)
             self._storage = optuna.storages.RDBStorage(
                 f"sqlite:///{path.absolute()}", engine_kwargs={"connect_args": {"timeout": LOCK_TIMEOUT_S}}
             )
@@ -73,9 +77,9 @@ class Store:
     def _failing(self) -> Iterator[None]:
         try:
             yield
-        except (StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
+        except (OSError, StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
             reason = str(error.__cause__ or error).splitlines()[0]
-            raise StoreError(f"the search's store cannot be used: {reason}", self._path) from error
+            raise StoreError(f"the search's store cannot be used: {reason}", self._path, REMEDY) from error
 
 
 def _essence(trial: FrozenTrial) -> tuple[TrialState, object, object, object]:

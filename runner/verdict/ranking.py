@@ -252,7 +252,7 @@ def _winner(ranked: Sequence[Standing], concurrency: int, *, guarded: bool) -> W
     elif all(v is None or v.interval_percent is None for v in verdicts.values()):
         chosen, rule = allowed[0], "fastest measured; not decided, since nothing was started twice"
     elif baseline is not None:
-        chosen, rule = baseline, "the baseline: nothing was shown to be better"
+        chosen, rule = baseline, "nothing was shown to be better"
     else:
         chosen, rule = allowed[0], "fastest measured of this ranking; none was shown to be better than the baseline"
     runner_up = next((s for s in allowed if s is not chosen), None)

@@ -21,6 +21,7 @@ class Rows:
 def rows(summary: Summary, *, top: int | None = None) -> Rows:
     """The best ``top`` configurations (all when None), the baseline always among them, each level beside its change.
 
+    The fastest figure is not always the winner: it may not be shown to be better than the baseline.
     Columns: rank, trials, configuration, one per concurrency (``56.1 tok/s +31 % better``), percent of the goal.
     """
     goal = summary.experiment.goal
@@ -32,18 +33,19 @@ def rows(summary: Summary, *, top: int | None = None) -> Rows:
         f"% of {goal.output_tok_s:g} at C={goal.concurrency}",
     )
     shown = [*_top(summary.standings, top), *_top(summary.synthetic, top)]
-    return Rows(header, tuple(_row(standing) for standing in shown), _notes(summary))
+    winner = None if summary.winner is None else summary.winner.standing
+    return Rows(header, tuple(_row(standing, standing is winner) for standing in shown), _notes(summary))
 
 
 def _top(standings: Sequence[Standing], top: int | None) -> list[Standing]:
     return [s for s in standings if top is None or s.rank <= top or s.candidate.is_baseline]
 
 
-def _row(standing: Standing) -> tuple[str, ...]:
+def _row(standing: Standing, wins: bool) -> tuple[str, ...]:
     candidate = standing.candidate
     goal = MISSING if standing.percent_of_goal is None else f"{standing.percent_of_goal:.0f} %"
     return (
-        str(standing.rank),
+        f"{standing.rank} winner" if wins else str(standing.rank),
         ", ".join(str(number) for number in candidate.numbers),
         _name(standing),
         *(_cell(level) for level in standing.levels),

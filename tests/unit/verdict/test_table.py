@@ -22,7 +22,7 @@ def test_each_level_stands_beside_its_change_and_finding() -> None:
     table = rows(summarise(records, experiment()))
     assert table.header == ("#", "trial", "configuration", "C=1 tok/s", "C=8 tok/s", "% of 100 at C=1")
     assert table.rows == (
-        ("1", "1, 3", "dtype=bfloat16 seqs=16", "80.0 +59.8 % better", "409.5 +2.2 % better", "80 %"),
+        ("1 winner", "1, 3", "dtype=bfloat16 seqs=16", "80.0 +59.8 % better", "409.5 +2.2 % better", "80 %"),
         ("2", "0, 2", "baseline", "50.1", "400.5", "50 %"),
         ("3", "4", "seqs=2", "30.0 -40.1 % worse", "–", "30 %"),
     )
