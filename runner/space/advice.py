@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from runner.schema.base import Scalar
 from runner.schema.space import Preset
 from runner.space.defaults import defaults
 from runner.space.feasibility import activation
@@ -41,22 +40,11 @@ def inert_labels(space: Space) -> Iterator[tuple[Knob, str]]:
     """Labels that change nothing where every other knob is unset; with other knobs set they may."""
     for knob in space.knobs:
         _, params = activation(space, knob)
-        for label in knob.labels:
-            alone, _ = (
-                space.judged({**params, knob.name: label}) if not _needs_child(space, knob, label) else (None, ())
-            )
-            without, _ = space.judged(params) if not knob.required and not _waits(space, params) else (None, ())
+        for label in () if knob.required else knob.labels:
+            alone, _ = space.judged(space.completed({**params, knob.name: label}))
+            without, _ = space.judged(space.completed(params))
             if alone is not None and without is not None and space.key(alone) == space.key(without):
                 yield knob, label
-
-
-def _needs_child(space: Space, knob: Knob, label: str) -> bool:
-    return any(child.required and label in child.when.get(knob.name, ()) for child in space.knobs)
-
-
-def _waits(space: Space, params: dict[str, Scalar]) -> bool:
-    """Whether these choices alone leave a required knob open."""
-    return any(knob.required and knob.name not in params and space.is_active(knob, params) for knob in space.knobs)
 
 
 def _version(space: Space) -> Iterator[str]:

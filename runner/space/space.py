@@ -125,6 +125,14 @@ class Space:
                 raise UsageError(f"`{knob.name}` is required here", remedy=f"choose one of {knob.labels or knob.range}")
         return chosen
 
+    def completed(self, params: Params) -> dict[str, Scalar]:
+        """``params``, with the first value for every required knob that they leave open."""
+        chosen = dict(params)
+        for knob in self.knobs:
+            if knob.required and knob.name not in chosen and self.is_active(knob, chosen):
+                chosen[knob.name] = knob.labels[0] if knob.range is None else knob.range.low
+        return chosen
+
     def _calculate_presets(self, state: State) -> None:
         calculate_presets(state, lambda: Reading(state, self.around))
 

@@ -65,17 +65,8 @@ def edges(space: Space) -> list[dict[str, Scalar]]:
     for knob in space.knobs:
         _, needed = activation(space, knob)
         ends = knob.labels if knob.range is None else (knob.range.low, knob.range.high)
-        points += [completed(space, {**needed, knob.name: end}) for end in ends]
+        points += [space.completed({**needed, knob.name: end}) for end in ends]
     return [point for position, point in enumerate(points) if point not in points[:position]]
-
-
-def completed(space: Space, params: dict[str, Scalar]) -> dict[str, Scalar]:
-    """Required knobs that are open take their first value."""
-    chosen = dict(params)
-    for knob in space.knobs:
-        if knob.required and knob.name not in chosen and space.is_active(knob, chosen):
-            chosen[knob.name] = knob.labels[0] if knob.range is None else knob.range.low
-    return chosen
 
 
 def encoded(space: Space, params: dict[str, Scalar]) -> str:
