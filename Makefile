@@ -65,7 +65,7 @@ schema: ## JSON schemas for editors, from the models
 	@python=$(cpu) && exec "$$python" -m runner.space.json_schema --write
 
 golden: ## rewrite the golden files, then fail so that the difference is looked at
-	@python=$(cpu) && exec "$$python" -m pytest -q --rewrite-golden tests
+	@python=$(cpu) && UPDATE_GOLDEN=1 exec "$$python" -m pytest -q tests/unit
 
 soak: ## long fault runs (minutes)
 	@python=$(cpu) && exec "$$python" -m pytest -q -m soak tests

@@ -26,11 +26,16 @@ from runner.sweep.plan import Options, Plan, make_plan
 from runner.sweep.summary import print_summary
 from runner.tracking import Tracking
 
+PLAIN_WIDTH = 140
+"""Columns where no terminal says how many there are."""
+
 
 def main(words: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit code: 0 done, 1 nothing could be measured, 2 bad input, 130 stopped by the user."""
     options, arguments = parse(words)
-    console = Console()
+    # Whatever is written from here on, by whichever library or child, is the user's own.
+    os.umask(0o077)
+    console = new_console()
     try:
         return sweep(options, arguments, console)
     except UsageError as error:
@@ -39,6 +44,12 @@ def main(words: Sequence[str] | None = None) -> int:
     except StoreError as error:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
+
+
+def new_console() -> Console:
+    """The terminal; a file or a pipe gets lines wide enough for the table."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
 
 
 def parse(words: Sequence[str] | None) -> tuple[Options, argparse.Namespace]:

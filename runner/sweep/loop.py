@@ -4,6 +4,7 @@ Durations of a trial that are not its start, ladder or stop are recorded as ``ov
 shows in every record.
 """
 
+import json
 import logging
 import time
 import uuid
@@ -17,6 +18,7 @@ from runner.schema.launch import LaunchConfig, StartReport, TrialOrder
 from runner.schema.study import Running
 from runner.schema.trial import Outcome, Provenance, Role, TrialRecord
 from runner.search import Proposal, Searcher
+from runner.search.schedule import counted
 from runner.sweep.display import Display
 from runner.sweep.interrupt import Interrupt
 from runner.sweep.plan import Plan
@@ -226,11 +228,11 @@ class Loop:
     def _finish(self, proposal: Proposal, record: TrialRecord, files: dict[str, bytes]) -> None:
         """The record first: whatever fails after it can be rebuilt from it."""
         began = time.monotonic()
-        record = self._study.finish(record, files)
+        record = self._study.finish(record, files | _told(record))
         self._remember(record)
         self._searcher.tell(record)
         self._tracking.log(record)
-        self._display.ended(record, len(self._study.records()), self._best())
+        self._display.ended(record, len(counted(self._study.records())), self._best())
         log.debug("recording trial %d took %.3f s", record.number, time.monotonic() - began)
 
     def _remember(self, record: TrialRecord) -> None:
@@ -292,6 +294,15 @@ def synthetic_acceptance(config: LaunchConfig) -> float | None:
     length = speculation.get("synthetic_acceptance_length")
     rates = speculation.get("synthetic_acceptance_rates")
     return float(length) if length is not None else 1.0 + sum(rates or ())
+
+
+def _told(record: TrialRecord) -> dict[str, bytes]:
+    """What was asked and what really ran, as files beside the log; the record holds both too."""
+    asked = {"argv": record.argv, "env": record.env, "params": record.params, **record.config.model_dump(by_alias=True)}
+    files = {"asked.json": json.dumps(asked, indent=1, default=str).encode()}
+    if record.effective is not None:
+        files["effective.json"] = record.effective.model_dump_json(indent=1).encode()
+    return files
 
 
 def _purpose(proposal: Proposal) -> str:

@@ -7,6 +7,9 @@ from runner.records import StudyFiles
 from runner.sweep.plan import Plan
 from runner.verdict import Summary, rows, summarise
 
+CONFIGURATION = 2
+"""Position of the column that names the configuration; it gets the room that is left."""
+
 TOP = 5
 """Configurations in the table; `python -m runner.best --top N` shows more."""
 
@@ -21,7 +24,8 @@ def print_summary(plan: Plan, study: StudyFiles, console: Console) -> Summary:
         title=f"{unit}{plan.study}: goal {goal.output_tok_s:g} tok/s at C={goal.concurrency}", title_justify="left"
     )
     for position, heading in enumerate(shown.header):
-        table.add_column(heading, overflow="fold", justify="left" if position == 2 else "right")
+        is_name = position == CONFIGURATION
+        table.add_column(heading, justify="left" if is_name else "right", ratio=1 if is_name else None)
     for row in shown.rows:
         table.add_row(*row)
     console.print()
