@@ -1,4 +1,4 @@
-"""What the simulated engine is told about hardware and model: ``experiments/nodes/*.yaml``, ``experiments/models/*.yaml``.
+"""What the simulated engine is told about hardware and model (``experiments/nodes``, ``experiments/models``).
 
 Nothing here is ever measured by this package; each YAML file says where its numbers come from.
 """

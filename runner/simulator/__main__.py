@@ -1,4 +1,4 @@
-"""``python -m runner.simulator serve MODEL ...``: an executable that passes for ``vllm serve``, with no GPU and no model.
+"""``python -m runner.simulator serve MODEL ...``: passes for ``vllm serve``, with no GPU and no model.
 
 It takes vLLM's arguments and environment, logs its start in vLLM's words, forks an engine core and workers, answers
 vLLM's HTTP API and ``/metrics``, and streams tokens in real time at the pace that a cost model gives for a described
@@ -11,7 +11,7 @@ Environment of its own:
     SIMULATED_SEED      switches noise on: one draw of speed per start, small ones per step
     SIMULATED_AGE_H     age of the node in hours, for the drift in its YAML
     SIMULATED_ACCESS_LOG=1   one log line a request
-    SIMULATED_FAULT     what shall go wrong, several separated by ";" (``runner/simulator/faults.py`` has them all), e.g.
+    SIMULATED_FAULT     what shall go wrong, several separated by ";" (all of them: ``runner/simulator/faults.py``)
         hang_at:weights            crash_at:capture:torch.OutOfMemoryError: CUDA out of memory.
         engine_fails_at:init:...   exit0_after:2           kill_worker_after:2
         engine_dead_after:100      engine_stuck_after:100  engine_dead_after:100;green_health

@@ -30,7 +30,6 @@ class Api:
         root: MODEL as given on the command line.
         vocabulary: Ids below it are valid.
         info: What ``/server_info`` tells.
-        dev_mode: Whether vLLM's development endpoints exist (``VLLM_SERVER_DEV_MODE=1``).
 
     Attributes:
         on_tokens: Called with the tokens generated so far; the faults count by it.
@@ -99,7 +98,7 @@ class Api:
 
     def _models(self, exchange: Exchange) -> None:
         names = (self._faults.wrong_model,) if self._faults.wrong_model else self._names
-        cards = [
+        cards: list[dict[str, Any]] = [
             {
                 "id": name,
                 "object": "model",

@@ -12,7 +12,7 @@ from runner.space.model_facts import merged, model_facts
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 EXPERT_EFFICIENCY = 0.5
-"""Share of bandwidth and throughput that grouped expert kernels reach when a config.json is all that is known; a guess."""
+"""Share of bandwidth and throughput that expert kernels reach when a config.json is all that is known; a guess."""
 
 
 def load_node(name: str) -> SimulatedNode:
@@ -28,6 +28,7 @@ def load_model(name: str, overrides: Mapping[str, Any] | None = None) -> Simulat
     """A model by path of a YAML file or of a folder with a ``config.json``, or by name from ``experiments/models``.
 
     Args:
+        name: Path or name.
         overrides: ``--hf-overrides``; only for a ``config.json``.
 
     Raises:

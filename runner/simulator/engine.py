@@ -8,9 +8,9 @@ Three things it models besides the steps themselves:
 * async scheduling hides the host's time behind the GPU as long as a batch slot is free. With pipeline parallelism and
   all slots taken, the host's time stands between one batch's end and the next one's start;
 * the API server is one process: each request, token and chunk costs it time. Requests that wait together are taken in
-  together (asyncio interleaves their handlers, so they reach the engine at about the same time). Output messages of up to 128 requests that
-  wait for it are merged, so that several tokens of a request leave in one chunk (larger messages are handled in slices,
-  between which the streams get to run: vllm/v1/engine/async_llm.py);
+  together (asyncio interleaves their handlers, so they reach the engine at about the same time). Output messages of up
+  to 128 requests that wait for it are merged, so that several tokens of a request leave in one chunk (larger messages
+  are handled in slices, between which the streams get to run: vllm/v1/engine/async_llm.py);
 * requests of one step's batch are not in another's (no run-ahead within a request).
 """
 

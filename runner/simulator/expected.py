@@ -85,6 +85,11 @@ def expected(
     """Figures of ``config`` at one concurrency.
 
     Args:
+        config: As the search resolved it.
+        node: Where it would run.
+        model: What it would serve.
+        concurrency: Closed-loop streams in flight.
+        load: What they ask for.
         seed: Of the noise, one server start each; None: no noise.
         age_h: The node's age in hours at the measurement, for the drift.
 

@@ -1,6 +1,6 @@
 """A launch configuration as the server resolved it: what the cost model and the scheduler work from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from runner.simulator.nccl import Nccl
 
@@ -56,7 +56,7 @@ class Launch:
     graph_mode: str = "FULL_AND_PIECEWISE"
     capture_sizes: tuple[int, ...] = ()
     all_reduce: tuple[str, ...] = ()
-    nccl: Nccl = Nccl()
+    nccl: Nccl = field(default_factory=Nccl)
     draft_method: str | None = None
     draft_tokens: int = 0
     synthetic_acceptance: tuple[float, ...] | None = None

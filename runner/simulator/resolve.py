@@ -1,7 +1,7 @@
 """From command line, environment, node and model to a resolved ``Launch``; refuses what vLLM refuses. Pure.
 
-Rules and defaults are those of vLLM 0.32 to 0.33 as its source states them (``vllm/config``, ``vllm/engine/arg_utils.py``);
-where the measured 0.24 differs in a way that the calibration needs, the rule says so.
+Rules and defaults are those of vLLM 0.32 to 0.33 as its source states them (``vllm/config`` and
+``vllm/engine/arg_utils.py``); where the measured 0.24 differs in a way that the calibration needs, the rule says so.
 """
 
 import argparse
@@ -170,7 +170,7 @@ def _speculation(
 
 
 def _cpu_drafting(launch: Launch, options: argparse.Namespace, warnings: list[str]) -> Launch:
-    """``ngram`` moves to the V1 runner and turns async scheduling off, silently but for two warnings (measured, 0.24)."""
+    """``ngram`` moves to the V1 runner and turns async scheduling off, with two warnings (measured, 0.24)."""
     if options.async_scheduling:
         raise Refused("Value error, Async scheduling is not supported with ngram-based speculative decoding.")
     warnings.append("Async scheduling not supported with ngram-based speculative decoding and will be disabled.")
@@ -189,7 +189,8 @@ def _synthetic(spec: Mapping[str, Any], draft_tokens: int) -> tuple[float, ...] 
     """Chances per position. A length L means ``L - 1`` accepted tokens: whole positions first (measured, 0.24)."""
     if spec.get("rejection_sample_method") != "synthetic":
         return None
-    length, rates = spec.get("synthetic_acceptance_length"), spec.get("synthetic_acceptance_rates")
+    length: Any = spec.get("synthetic_acceptance_length")
+    rates: Any = spec.get("synthetic_acceptance_rates")
     if (length is None) == (rates is None):
         raise Refused("ValueError: give exactly one of synthetic_acceptance_length and synthetic_acceptance_rates.")
     if rates is not None:

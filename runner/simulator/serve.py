@@ -58,7 +58,8 @@ def serve(words: Sequence[str], env: Mapping[str, str]) -> int:
         startup.refuse(log, "process", f"ValueError: {error}")
         return 1
     refused: Refused | None = None
-    launch, warnings = Launch(tensor_parallel=options.tensor_parallel_size), ()
+    launch = Launch(tensor_parallel=options.tensor_parallel_size)
+    warnings: tuple[str, ...] = ()
     try:
         resolved = resolve(options, env, node, model)
         launch, warnings = resolved.launch, resolved.warnings
@@ -73,7 +74,8 @@ def serve(words: Sequence[str], env: Mapping[str, str]) -> int:
     start = startup.Start(launch, node, model, name, env, faults, children, refused, warnings)
     info = server_info(launch, vars(options), dict(env), node, model)
     server = _Server(start, log, listener, info, options.served_model_name or [name])
-    return uvloop.run(server.run())
+    code: int = uvloop.run(server.run())
+    return code
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -7,13 +7,49 @@ vocabulary. Ids are hashes of the pieces, moved on when taken, and remembered fo
 import re
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 
 _PIECE = re.compile(r" ?[^\W\d_]{1,7}|\d{1,3}|\s+|[^\w\s]|_")
 _ANSWER = (
-    " the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which"
-    " one you were all her she there would their we him been has when who will more no if out so said what up its about"
-    " into than them can only other new some could time these two may then do first any my now such like our over man"
-).split()
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "a",
+    "is",
+    "that",
+    "for",
+    "it",
+    "as",
+    "was",
+    "with",
+    "be",
+    "by",
+    "on",
+    "not",
+    "he",
+    "his",
+    "but",
+    "at",
+    "are",
+    "this",
+    "have",
+    "from",
+    "or",
+    "had",
+    "an",
+    "they",
+    "which",
+    "one",
+    "you",
+    "were",
+    "all",
+    "her",
+    "she",
+    "there",
+    "would",
+)
 RESERVED_IDS = 256
 """Ids below it are special tokens and bytes in most vocabularies; text never gets them."""
 ANSWER_WORDS = 1 << 10
@@ -86,5 +122,5 @@ def block_hashes(ids: Sequence[int], block_size: int) -> list[int]:
 
 def repetitiveness(ids: Sequence[int]) -> float:
     """Share of the token pairs of a prompt that occurred in it before: what an n-gram drafter can live from."""
-    pairs = list(zip(ids, ids[1:], strict=False))
+    pairs = list(pairwise(ids))
     return 1.0 - len(set(pairs)) / len(pairs) if pairs else 0.0
