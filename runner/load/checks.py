@@ -36,7 +36,7 @@ def judge(found: Measurement, facts: Facts, *, in_flight_peak: int) -> Measureme
     """
     limit = limited_by(found, facts)
     reason = void_reason(found, facts, limit, in_flight_peak)
-    found = found.model_copy(update={"unchecked": unchecked(found), "limited_by": limit, "reason": reason})
+    found = found.model_copy(update={"unchecked": unchecked(found, facts), "limited_by": limit, "reason": reason})
     if reason is None:
         return found
     return found.model_copy(
@@ -50,14 +50,15 @@ def judge(found: Measurement, facts: Facts, *, in_flight_peak: int) -> Measureme
     )
 
 
-def unchecked(found: Measurement) -> tuple[str, ...]:
+def unchecked(found: Measurement, facts: Facts) -> tuple[str, ...]:
     """What the server gives no means to check."""
     means = {
-        "server_counter": found.tokens_server,
-        "server_in_flight": found.server_in_flight_mean,
-        "prefix_cache": found.prefix_hit_rate,
+        "server_counter": found.tokens_server is not None,
+        "server_in_flight": len(facts.in_flight) >= LEAST_POLLS,
+        "prefix_cache": found.prefix_hit_rate is not None,
+        "prefix_cache_reset": facts.cache_reset is not None or not facts.reset_asked,
     }
-    return tuple(name for name, value in means.items() if value is None)
+    return tuple(name for name, there in means.items() if not there)
 
 
 def limited_by(found: Measurement, facts: Facts) -> str | None:
@@ -107,6 +108,8 @@ def _concurrency(found: Measurement, facts: Facts, in_flight_peak: int) -> str |
 
 
 def _prefix_hits(found: Measurement, facts: Facts) -> str | None:
+    if facts.cache_reset is False:
+        return "the server refused to reset its prefix cache"
     if not facts.fresh_prompts or found.prefix_hit_rate is None or found.prefix_hit_rate <= PREFIX_HITS:
         return None
     return f"{found.prefix_hit_rate:.1%} of the prompt tokens came from the prefix cache although every prompt is fresh"

@@ -153,10 +153,12 @@ def partial_tpot_ms(c: Columns, span_ns: tuple[int, int]) -> Floats:
     (last - first chunk inside) / tokens after the first chunk inside.
     """
     inside = (c.chunk_ns >= span_ns[0]) & (c.chunk_ns < span_ns[1]) & c.per_chunk[c.owner]
-    rows, starts = np.unique(c.owner[inside], return_index=True)
+    if not inside.any():
+        return np.zeros(0)
+    _, starts = np.unique(c.owner[inside], return_index=True)
     ns, tokens = c.chunk_ns[inside], c.chunk_tokens[inside]
     ends = np.append(starts[1:], len(ns)) - 1
-    later = np.add.reduceat(tokens, starts) - tokens[starts] if len(rows) else np.zeros(0, np.int64)
+    later = np.add.reduceat(tokens, starts) - tokens[starts]
     some = later > 0
     return np.asarray((ns[ends] - ns[starts])[some] / later[some] / NS_PER_MS, np.float64)
 

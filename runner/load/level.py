@@ -25,7 +25,10 @@ POLL_S = 0.1
 CHECK_S = 1.0
 
 SERVER_POLLS = 10
-"""Polls of the server's gauges over the span, at most one a second: a scrape costs the server's event loop too."""
+"""Polls of the server's gauges over a long span; few, because a scrape costs the server's event loop too."""
+
+FEWEST_POLLS = 5
+"""Over a span too short for one a second."""
 
 COUNTER_SETTLE_S = 2.0
 """Longest wait for the server's counters to take in the last stream's tokens."""
@@ -72,6 +75,7 @@ class Level:
         self._check = check
         self._checked_s = 0.0
         self._began_ns = 0
+        self._polled_ns = 0
         self._histories: list[History] = []
         self._in_flight: list[tuple[int, float]] = []
 
@@ -103,6 +107,7 @@ class Level:
             before=before,
             after=after,
             in_flight=tuple(value for t_ns, value in self._in_flight if used[0] <= t_ns < used[1]),
+            reset_asked=protocol.reset_prefix_cache,
             cache_reset=reset,
             fresh_prompts=fresh_prompts,
             client_cpu=cpu_cores(self._histories, used),
@@ -119,11 +124,11 @@ class Level:
         start_ns = (time.perf_counter_ns() // NS_PER_S + 1) * NS_PER_S
         self._until(start_ns)
         front_end = FrontEnd(self._server.target.api_server_pids)
-        poll_ns = max(NS_PER_S, window_ns * self._protocol.windows // SERVER_POLLS)
+        poll_ns = poll_interval_ns(window_ns * self._protocol.windows) if before is not None else None
         measured, reached = 0, False
         while windows_wanted(self._protocol, measured, reached):
             self._phase(f"window {measured + 1}/{self._protocol.windows}")
-            self._until(start_ns + window_ns * (measured + 1), poll_ns if before is not None else None)
+            self._until(start_ns + window_ns * (measured + 1), poll_ns)
             measured += 1
             wanted = self._protocol.interval
             if wanted is not None:
@@ -136,13 +141,10 @@ class Level:
     def _naive(self, before: Counters | None) -> _Course:
         self._phase("requests")
         front_end = FrontEnd(self._server.target.api_server_pids)
-        polled_ns = 0
         while not self._clients.finished:
             self._watch()
-            now_ns = time.perf_counter_ns()
-            if before is not None and now_ns - polled_ns >= NS_PER_S and not self._clients.finished:
+            if before is not None and time.perf_counter_ns() - self._polled_ns >= NS_PER_S:
                 self._poll_server()
-                polled_ns = now_ns
         return None, 0, front_end.busiest_cores()
 
     def _warm_up(self) -> None:
@@ -171,13 +173,11 @@ class Level:
 
     def _until(self, t_ns: int, poll_ns: int | None = None) -> None:
         """Watch until ``t_ns`` has passed and every client has told of it."""
-        polled_ns = time.perf_counter_ns()
         while min((h.t_ns[-1] if h.t_ns else 0 for h in self._histories), default=0) < t_ns:
             self._watch()
             now_ns = time.perf_counter_ns()
-            if poll_ns is not None and polled_ns + poll_ns <= now_ns < t_ns:
+            if poll_ns is not None and self._polled_ns + poll_ns <= now_ns < t_ns:
                 self._poll_server()
-                polled_ns = now_ns
 
     def _watch(self) -> list[Progress]:
         """Take in progress for a moment, and give up where there is a reason to."""
@@ -237,6 +237,7 @@ class Level:
         )
 
     def _poll_server(self) -> None:
+        self._polled_ns = time.perf_counter_ns()
         counters = self._server.counters()
         if counters is not None and counters.running is not None:
             self._in_flight.append((time.perf_counter_ns(), counters.running + (counters.waiting or 0.0)))
@@ -257,6 +258,11 @@ class Level:
 
     def _phase(self, name: str) -> None:
         self._on_phase(f"C={self._concurrency} {name}")
+
+
+def poll_interval_ns(span_ns: int) -> int:
+    """Time between two polls of the server over a span: about one a second, more seldom in long spans."""
+    return max(span_ns // SERVER_POLLS, min(NS_PER_S, span_ns // FEWEST_POLLS))
 
 
 class FrontEnd:

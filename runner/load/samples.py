@@ -51,7 +51,7 @@ class Facts(Model):
         warmup_s: From the first request to the span.
         before: The server's counters before the first request; ``after`` after the last stream's end.
         in_flight: The server's running + waiting, as polled inside the span.
-        cache_reset: What the server said to the reset of its prefix cache; None: not asked, or no such endpoint.
+        reset_asked: Whether the prefix cache was to be reset; ``cache_reset`` is the answer, None: no such endpoint.
         fresh_prompts: Whether prompts have no common prefix, so that a prefix-cache hit is a mistake.
         client_cpu: Busiest client process inside the span, cores.
         lag_mean_ms: Mean event-loop lag of the worst client process inside the span; ``lag_p99_ms`` its p99.
@@ -68,6 +68,7 @@ class Facts(Model):
     before: Counters | None = None
     after: Counters | None = None
     in_flight: tuple[float, ...] = ()
+    reset_asked: bool = False
     cache_reset: bool | None = None
     fresh_prompts: bool = True
     client_cpu: float | None = None

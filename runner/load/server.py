@@ -15,7 +15,7 @@ from runner.schema.base import Model
 REPLY_S = 10.0
 """Longest wait for an answer under load."""
 
-RESET_S = 10.0
+RESET_S = 5.0
 """Longest time the prefix cache may refuse to be reset (vLLM refuses while blocks are held)."""
 
 

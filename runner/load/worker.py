@@ -24,6 +24,9 @@ from runner.load.wire import Drop, Frames, Order, Progress, RequestRow, Samples,
 
 PROGRESS_S = 0.2
 LAG_SAMPLE_S = 0.02
+TIMER_NS = 1_000_000
+"""Granularity of libuv's timers: being so late is no lag."""
+
 RECONNECT_S = 0.1
 """Pause of a stream whose request failed: a dead server must not be hammered."""
 
@@ -166,7 +169,7 @@ class Cell:
     def _watch_lag(self, due_ns: int) -> None:
         now_ns = time.perf_counter_ns()
         self._lag.append(now_ns)
-        self._lag.append(max(0, now_ns - due_ns))
+        self._lag.append(max(0, now_ns - due_ns - TIMER_NS))
         if not self.drained:
             self._loop.call_later(LAG_SAMPLE_S, self._watch_lag, now_ns + int(LAG_SAMPLE_S * _NS))
 

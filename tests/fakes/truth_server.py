@@ -305,8 +305,8 @@ class TruthServer:
     def deliver(self, connection: Connection, data: bytes, last: bool) -> None:
         if self.opts.split:
             cut = data.find(SMILEY.encode()) + 2
-            self.send(connection, data[:cut])
-            data = data[cut:]
+            self.send(connection, connection.held + data[:cut])
+            connection.held, data = b"", data[cut:]
         if self.opts.merge and not connection.held and not last:
             connection.held = data
             return

@@ -1,0 +1,96 @@
+"""Starts ``truth_server.py`` and reads back what it sent; shared by the tests and the side-by-side bench."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import requests
+
+from runner.load.server import Target
+from runner.schema.experiment import Protocol
+
+SERVER = Path(__file__).with_name("truth_server.py")
+
+QUICK = Protocol(
+    warmup_min_s=0.2, warmup_max_s=3, window_s=1, windows=3, max_windows=3, stall_s=20, drain_s=10, request_timeout_s=20
+)
+"""Short enough for a test, long enough for whole-second bins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What the server did by its own clock. Milliseconds; one entry a request."""
+
+    tokens: int
+    peak: int
+    cpu_s: float
+    ttft_ms: Any
+    tpot_ms: Any
+    chunk_ns: Any
+    chunk_tokens: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A running server."""
+
+    base_url: str
+    process: "subprocess.Popen[str]"
+
+    @property
+    def target(self) -> Target:
+        """As the load benchmark takes it."""
+        return Target(base_url=self.base_url, model="truth", vocabulary=32000)
+
+    def truth(self) -> Truth:
+        """What was sent so far, finished requests only."""
+        facts = requests.get(f"{self.base_url}/truth", timeout=60).json()
+        rows = [(received, np.array(ns), np.array(tokens)) for received, ns, tokens in facts["requests"] if ns]
+        several = [(ns, tokens) for _, ns, tokens in rows if tokens[1:].sum() > 0]
+        return Truth(
+            tokens=facts["tokens"],
+            peak=facts["peak"],
+            cpu_s=facts["cpu_s"],
+            ttft_ms=np.array([ns[0] - received for received, ns, _ in rows]) / 1e6,
+            tpot_ms=np.array([(ns[-1] - ns[0]) / tokens[1:].sum() for ns, tokens in several]) / 1e6,
+            chunk_ns=np.concatenate([ns for _, ns, _ in rows]),
+            chunk_tokens=np.concatenate([tokens for _, _, tokens in rows]),
+        )
+
+
+@contextmanager
+def serving(*switches: str, prefix: tuple[str, ...] = ()) -> Iterator[Served]:
+    """A truth server for the time of the block.
+
+    Args:
+        switches: Of ``truth_server.py``.
+        prefix: Command to run it under (``taskset -c 0``).
+    """
+    command = [*prefix, sys.executable, str(SERVER), *switches]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield Served(f"http://127.0.0.1:{int(process.stdout.readline())}", process)
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def nothing(phase: str = "") -> None:
+    """Neither a phase to show nor a process to check."""
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    """A ``check`` that finds the server gone."""
+
+    def check() -> None:
+        raise error
+
+    return check
