@@ -99,13 +99,3 @@ class LogFollower:
         lines = (self._unfinished + data.decode(errors="replace")).split("\n")
         self._unfinished = lines.pop()
         return [line for line in lines if line.strip()]
-
-
-def tail(path: Path, lines: int = 40) -> tuple[str, ...]:
-    """The last lines of a log; empty when there is none."""
-    if not path.exists():
-        return ()
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 256 * 1024))
-        text = file.read().decode(errors="replace")
-    return tuple(text.splitlines()[-lines:])

@@ -14,6 +14,10 @@ _LONGEST = 400
 """Of the server's own message inside ours, characters."""
 
 
+_DETAILS = re.compile(r"\s*\[type=\w+, input_value=.*$")
+"""What pydantic adds to a message for programmers."""
+
+
 @dataclass(frozen=True)
 class Signature:
     """One known line.
@@ -43,7 +47,8 @@ class Finding:
         """The meaning, and the server's own words where it gave a reason."""
         match = self.signature.pattern.search(self.line)
         said = [words for words in match.groupdict().values() if words] if match else []
-        return f"{self.signature.meaning}: {said[0].strip()[:_LONGEST]}" if said else self.signature.meaning
+        words = _DETAILS.sub("", said[0]).strip()[:_LONGEST] if said else ""
+        return f"{self.signature.meaning}: {words}" if words else self.signature.meaning
 
 
 def _of(name: str, failure: type[TrialFailure], pattern: str, meaning: str) -> Signature:
@@ -220,7 +225,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "value_error",
         InvalidConfig,
         r"\b(ValueError|KeyError|NotImplementedError|AssertionError|TypeError|HFValidationError): (?P<says>\S.*)",
-        "the server ended with an error about its configuration",
+        "the server met an error",
     ),
     # The engine.
     _of(

@@ -28,6 +28,7 @@ importlib.metadata.version = version
 def main() -> None:
     """Hand over to vLLM with the arguments of this process."""
     sys.path.pop(0)  # This folder; its module names are none of vLLM's business.
+    sys.argv[0] = "vllm"  # What it calls itself in its messages.
     from vllm.entrypoints.cli.main import main as vllm_main  # noqa: PLC0415
 
     vllm_main()
