@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from runner.schema.space import Preset
+from runner.space.architectures import breakable_graphs
 from runner.space.defaults import defaults
 from runner.space.feasibility import activation
 from runner.space.knobs import Knob
@@ -13,6 +14,9 @@ from runner.space.surroundings import COVERED_VERSIONS, PROTECTIVE, Reading
 
 _SAFE_UTILISATION = 0.95
 """Above it graph capture runs out of memory although the KV cache fitted (vLLM issues 57475, 19186, 11251)."""
+
+_OWN_CEILING = 512
+"""Largest step, in tokens, that vLLM captures by itself (1024 on datacentre Blackwell)."""
 
 _PATH_SETTINGS = (
     "disable-custom-all-reduce: true, VLLM_ALLREDUCE_USE_SYMM_MEM=0, VLLM_ALLREDUCE_USE_FLASHINFER=0 and "
@@ -28,9 +32,10 @@ def warnings_for(space: Space) -> tuple[str, ...]:
                 *_version(space),
                 *_baseline(space),
                 *_collectives(space),
-                *_eager(space),
+                *_compilation(space),
                 *_values(space),
                 *_queues(space),
+                *_graphs(space),
             ]
         )
     )
@@ -94,7 +99,9 @@ def takes_nccl(config: Reading) -> bool:
     """Whether nothing stands before NCCL for an all-reduce of tensor parallelism."""
     flashinfer = ("env", "VLLM_ALLREDUCE_USE_FLASHINFER")
     fused = config.field("compilation-config", "pass_config", "fuse_allreduce_rms")
-    no_fusion = fused is False or config.eager or config.flag("optimization-level") in (0, 1)
+    no_fusion = (
+        fused is False or config.eager or breakable_graphs(config) or config.flag("optimization-level") in (0, 1)
+    )
     return (
         config.flag("disable-custom-all-reduce") is True
         and config.env("VLLM_ALLREDUCE_USE_SYMM_MEM") == "0"
@@ -118,13 +125,38 @@ def _may_be_parallel(space: Space, config: Reading) -> bool:
     return config.world > 1 or any(sizes & knob.targets for knob in space.knobs)
 
 
-def _eager(space: Space) -> Iterator[str]:
+def _compilation(space: Space) -> Iterator[str]:
     base = Reading(space.base, space.around)
-    if not base.eager or any(("flag", "enforce-eager") in knob.targets for knob in space.knobs):
-        return
+    eager = base.eager and not any(("flag", "enforce-eager") in knob.targets for knob in space.knobs)
     for knob in space.knobs:
-        if knob.targets and all(target[1] in ("compilation-config", "optimization-level") for target in knob.targets):
+        fields = {target[1:3] for target in knob.targets}
+        if not knob.targets:
+            continue
+        if eager and all(field[0] in ("compilation-config", "optimization-level") for field in fields):
             yield f"`{knob.name}` changes nothing: the experiment sets enforce-eager, which wins"
+        elif breakable_graphs(base) and fields <= {
+            ("compilation-config", "mode"),
+            ("compilation-config", "pass_config"),
+        }:
+            name = space.around.facts.architecture if space.around.facts else None
+            yield f"`{knob.name}` changes nothing: vLLM does not compile {name or 'models with breakable graphs'}"
+
+
+def _graphs(space: Space) -> Iterator[str]:
+    """Batches of the ladder that would run without a graph, and graphs that no batch would use."""
+    base = Reading(space.base, space.around)
+    sizes = base.field("compilation-config", "cudagraph_capture_sizes") or base.flag("cudagraph-capture-sizes")
+    largest = base.flag("max-cudagraph-capture-size")
+    if space.around.device == "cpu" or base.eager or base.flag("optimization-level") == 0:
+        return
+    seqs, most = base.max_seqs, max(space.around.ladder, default=0)
+    if sizes and seqs is not None and not base.draft_tokens and max(sizes) > seqs:
+        yield f"capture sizes above max-num-seqs ({seqs}) serve only steps that read prompts: start-up time and memory"
+    movable = any("cudagraph" in target[-1] for knob in space.knobs for target in knob.targets)
+    ceiling = max(sizes) if sizes else largest or _OWN_CEILING
+    tokens = most * (1 + base.draft_tokens)
+    if tokens > ceiling and not movable:
+        yield f"at concurrency {most} a step has {tokens} tokens, graphs end at {ceiling}: larger ones run without"
 
 
 def _values(space: Space) -> Iterator[str]:
@@ -137,6 +169,8 @@ def _values(space: Space) -> Iterator[str]:
             yield f"`{knob.name}` {label}: above {_SAFE_UTILISATION} graph capture is known to run out of memory"
         if target == ("env", "NCCL_PROTO") and "LL128" in value and not value.startswith("^"):
             yield f"`{knob.name}` {label}: LL128 corrupts data where NCCL would not choose it by itself (no NVLink)"
+        if target == ("env", "NCCL_SHM_DISABLE") and value == "1":
+            yield f"`{knob.name}` {label}: with peer-to-peer off too only sockets are left, slow enough to look hung"
         if target == ("flag", "stream-interval") and value > 1:
             yield f"`{knob.name}` {label}: several tokens arrive at once, so latencies between tokens mean less"
 

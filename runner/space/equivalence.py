@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from runner.schema.launch import LaunchConfig
+from runner.space.architectures import breakable_graphs
 from runner.space.defaults import defaults, same_value
+from runner.space.model_facts import ModelFacts
 from runner.space.settings import State, flattened
 from runner.space.surroundings import COVERED_VERSIONS, Machine, Reading, Surroundings, Version
 
@@ -16,13 +18,21 @@ _COMPILE_MODES = {"0": "NONE", "1": "STOCK_TORCH_COMPILE", "2": "DYNAMO_TRACE_ON
 _LATER_THAN_ANY: Version = (99, 0, 0)
 
 
-def equivalent_key(config: LaunchConfig, version: Version = COVERED_VERSIONS[1]) -> str:
-    """A text that is equal for configurations that are the same to vLLM ``version``, and only for those."""
+def equivalent_key(
+    config: LaunchConfig, version: Version = COVERED_VERSIONS[1], facts: ModelFacts | None = None
+) -> str:
+    """A text that is equal for configurations that are the same to vLLM ``version``, and only for those.
+
+    Args:
+        config: The configuration.
+        version: vLLM's.
+        facts: Of the model: some architectures make more knobs inert.
+    """
     state: State = {target: value for target, value, _ in flattened(config.flags, config.structured, config.env)}
     device = "gpu" if config.gpus else "cpu"
     for simplify, since, until in _SIMPLIFICATIONS:
         if since <= version <= until:
-            simplify(state, Reading(state, Surroundings(device, version, Machine())))
+            simplify(state, Reading(state, Surroundings(device, version, Machine(), facts=facts)))
     listed = sorted(("/".join(target), _plain(value)) for target, value in state.items())
     return json.dumps([config.model, config.gpus, listed], separators=(",", ":"))
 
@@ -81,13 +91,32 @@ def _no_graphs(state: State, config: Reading) -> None:
                 state.pop(("json", "compilation-config", key), None)
 
 
+def _breakable(state: State, config: Reading) -> None:
+    """Breakable graphs turn compilation off, whatever mode and passes are asked for."""
+    if breakable_graphs(config):
+        _drop(state, lambda target: target[1:2] != ("compilation-config",) or target[2] not in ("mode", "pass_config"))
+        state["env", "VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
+
+
 def _downgrades(state: State, config: Reading) -> None:
-    """Piecewise graphs need vLLM's own compilation; vLLM takes what is left of the mode without it."""
-    mode = config.field("compilation-config", "mode")
+    """Piecewise graphs need vLLM's own compilation, split at attention; else vLLM takes what is left of the mode.
+
+    Source: CompilationConfig.set_splitting_ops_for_v1 and VllmConfig of vLLM 0.24 and 0.32.
+    """
     graphs = config.field("compilation-config", "cudagraph_mode")
-    if mode not in (None, "VLLM_COMPILE") and graphs in ("PIECEWISE", "FULL_AND_PIECEWISE"):
-        less = "NONE" if graphs == "PIECEWISE" else "FULL_DECODE_ONLY"
-        state["json", "compilation-config", "cudagraph_mode"] = less
+    if graphs not in ("PIECEWISE", "FULL_AND_PIECEWISE") or breakable_graphs(config):
+        return
+    target = ("json", "compilation-config", "cudagraph_mode")
+    if config.field("compilation-config", "mode") not in (None, "VLLM_COMPILE"):
+        state[target] = "NONE" if graphs == "PIECEWISE" else "FULL_DECODE_ONLY"
+        return
+    if config.field("compilation-config", "use_inductor_graph_partition") is True:
+        return
+    splits = config.field("compilation-config", "splitting_ops")
+    if splits is None and config.field("compilation-config", "pass_config", "fuse_attn_quant") is True:
+        state[target] = "FULL"
+    elif splits == []:
+        state[target] = "NONE" if graphs == "PIECEWISE" else "FULL"
 
 
 def _one_device(state: State, config: Reading) -> None:
@@ -130,6 +159,7 @@ _SIMPLIFICATIONS: tuple[_Simplification, ...] = (
     (_names, COVERED_VERSIONS[0], _LATER_THAN_ANY),
     (_levels, COVERED_VERSIONS[0], COVERED_VERSIONS[1]),
     (_one_place, COVERED_VERSIONS[0], _LATER_THAN_ANY),
+    (_breakable, COVERED_VERSIONS[0], COVERED_VERSIONS[1]),
     (_downgrades, COVERED_VERSIONS[0], _LATER_THAN_ANY),
     (_no_graphs, COVERED_VERSIONS[0], _LATER_THAN_ANY),
     (_eager, COVERED_VERSIONS[0], _LATER_THAN_ANY),

@@ -262,6 +262,7 @@ RULES: tuple[Rule, ...] = (
     Rule(speculation.draft_parallel),
     Rule(speculation.synthetic_acceptance),
     Rule(speculation.said_twice),
+    Rule(speculation.adaptive_verification),
     Rule(speculation.async_without_gpu_drafts, until=(0, 32, 99)),
     Rule(speculation.async_on_old_runner, since=(0, 32, 0)),
 )

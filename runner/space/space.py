@@ -198,7 +198,7 @@ class Space:
 
     def key(self, config: LaunchConfig) -> str:
         """Equal for configurations that vLLM's rules already tell to be the same."""
-        return equivalent_key(config, self.around.version)
+        return equivalent_key(config, self.around.version, self.around.facts)
 
     def without(self, gone: tuple[RuledOut, ...]) -> "Space":
         """This space with labels taken out, and what cannot be reached without them."""

@@ -92,6 +92,17 @@ def _falling_shares(rates: list[float], count: int) -> bool:
     return len(rates) == count and falling and all(0 <= rate <= 1 for rate in rates)
 
 
+def adaptive_verification(config: Reading) -> Reason:
+    """Verification that trims drafts by confidence knows it on the last pipeline stage only, and needs full graphs."""
+    if config.field("speculative-config", "enable_adaptive_verification") is not True:
+        return None
+    if config.pipeline_parallel > 1:
+        return "adaptive verification does not work with pipeline parallel"
+    if config.eager or config.field("compilation-config", "cudagraph_mode") in ("NONE", "PIECEWISE"):
+        return "adaptive verification needs full CUDA graphs"
+    return None
+
+
 def said_twice(config: Reading) -> Reason:
     """The short flags and the same fields of the JSON exclude each other."""
     for flag, key in _SHORT_FLAGS.items():

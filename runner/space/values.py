@@ -61,6 +61,22 @@ _NAMED_FLAGS = {
     "dtype": ("auto", "bfloat16", "float16", "half", "float32", "float"),
     "distributed-executor-backend": ("mp", "uni", "external_launcher"),
 }
+_LOAD_FORMATS = (
+    "auto",
+    "dummy",
+    "fastsafetensors",
+    "gguf",
+    "hf",
+    "instanttensor",
+    "mistral",
+    "npcache",
+    "pt",
+    "runai_streamer",
+    "safetensors",
+    "sharded_state",
+    "tensorizer",
+    "bitsandbytes",
+)
 _ON_OFF_ENV = frozenset(
     {
         "VLLM_ALLREDUCE_USE_SYMM_MEM",
@@ -132,6 +148,9 @@ def _check_flag(name: str, value: Any) -> Complaint | None:
         return f"`{value}` is no value of --{name}", "a whole number from 1"
     if name in _NAMED_FLAGS and (isinstance(value, bool) or str(value) not in _NAMED_FLAGS[name]):
         return f"`{value}` is no value of --{name}", f"one of {', '.join(_NAMED_FLAGS[name])}"
+    if name == "load-format" and value not in _LOAD_FORMATS:
+        close = difflib.get_close_matches(str(value), _LOAD_FORMATS, n=1)
+        return (f"`{value}` is no value of --{name}", f"did you mean {close[0]}?") if close else None
     if name == "gpu-memory-utilization" and not (_number(value) and 0 < value <= 1):
         return f"`{value}` is no value of --{name}", "a share above 0 and up to 1; up to 0.95 is safe"
     if name == "cudagraph-capture-sizes":

@@ -49,6 +49,23 @@ def test_the_path_to_nccl_depends_on_the_version(tmp_path: Path) -> None:
         ("knobs: {o: {flag: optimization-level, choices: [1, 3]}}", None, "-O3 is the same as -O2"),
         ("knobs: {m: {flag: gpu-memory-utilization, choices: [0.97]}}", None, "run out of memory"),
         ("knobs: {m: {flag: gpu-memory-utilization, float: {low: 0.8, high: 0.98}}}", None, "run out of memory"),
+        ("knobs: {s: {env: NCCL_SHM_DISABLE, choices: ['1']}}", None, "only sockets are left"),
+        (
+            "knobs: {}",
+            experiment_of(ladder=(1, 1024)),
+            "at concurrency 1024 a step has 1024 tokens, graphs end at 512",
+        ),
+        (
+            "knobs: {}",
+            experiment_of(
+                defaults={
+                    "flags": {"max-num-seqs": 8},
+                    "json": {"compilation-config": {"cudagraph_capture_sizes": [8, 16]}},
+                },
+                ladder=(1, 8),
+            ),
+            "capture sizes above max-num-seqs (8)",
+        ),
         ("knobs: {i: {flag: stream-interval, choices: [8]}}", None, "several tokens arrive at once"),
         ("knobs: {s: {flag: max-num-seqs, choices: [64, 512]}}", None, "max-num-seqs 64: below the ladder's highest"),
         (
@@ -62,6 +79,19 @@ def test_known_trouble_is_said(tmp_path: Path, text: str, experiment: Any, words
     """One sentence each."""
     warnings = space_of(tmp_path, text + "\n", experiment).warnings
     assert any(words in warning for warning in warnings), warnings
+
+
+def test_architectures_that_are_not_compiled_make_passes_inert(tmp_path: Path) -> None:
+    """GLM-5's class is captured with breakable graphs from 0.32 on, unless switched off; not in 0.24."""
+    text = "knobs: {fusion: {json: compilation-config.pass_config.fuse_allreduce_rms, choices: [true, false]}}\n"
+    glm = dense(architectures=["GlmMoeDsaForCausalLM"])
+    new = space_of(tmp_path, text, experiment_of(defaults=TP2), facts=glm, version="0.32.0")
+    assert new.warnings == ("`fusion` changes nothing: vLLM does not compile GlmMoeDsaForCausalLM",)
+    assert new.count() == 1
+    old = space_of(tmp_path, text, experiment_of(defaults=TP2), facts=glm, version="0.24.0")
+    assert (old.warnings, old.count()) == ((), 3)
+    off = experiment_of(defaults={**TP2, "env": {"VLLM_USE_BREAKABLE_CUDAGRAPH": "0"}})
+    assert space_of(tmp_path, text, off, facts=glm, version="0.32.0").count() == 3
 
 
 def test_a_version_outside_the_covered_ones_is_said(tmp_path: Path) -> None:

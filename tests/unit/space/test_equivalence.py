@@ -52,6 +52,18 @@ TP2: dict[str, Any] = {"flags": {"tensor-parallel-size": 2}}
             {"flags": {"max-num-batched-tokens": 8}, "json": {COMPILATION: {"cudagraph_capture_sizes": [4, 16]}}},
             {"flags": {"max-num-batched-tokens": 8}, "json": {COMPILATION: {"cudagraph_capture_sizes": [4]}}},
         ),
+        (
+            {"json": {COMPILATION: {"cudagraph_mode": "PIECEWISE", "splitting_ops": []}}},
+            {"json": {COMPILATION: {"cudagraph_mode": "NONE", "splitting_ops": []}}},
+        ),
+        (
+            {"json": {COMPILATION: {"cudagraph_mode": "FULL_AND_PIECEWISE", "splitting_ops": []}}},
+            {"json": {COMPILATION: {"cudagraph_mode": "FULL", "splitting_ops": []}}},
+        ),
+        (
+            {"json": {COMPILATION: {"cudagraph_mode": "PIECEWISE", "pass_config": {"fuse_attn_quant": True}}}},
+            {"json": {COMPILATION: {"cudagraph_mode": "FULL", "pass_config": {"fuse_attn_quant": True}}}},
+        ),
         ({"env": {"NCCL_PROTO": "LL", "NCCL_NTHREADS": "64"}}, {}),  # one device
         ({**NCCL_PATH}, {}),  # one device: no all-reduce to steer
         ({"flags": {}, "env": {"VLLM_PP_LAYER_PARTITION": "1,1"}}, {}),
@@ -106,6 +118,26 @@ def test_the_same_to_vllm_has_one_key(one: dict[str, Any], other: dict[str, Any]
                 "json": {COMPILATION: {"cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1]}},
             },
             {"flags": {"optimization-level": 0}, "json": {COMPILATION: {"cudagraph_mode": "FULL"}}},
+        ),
+        (
+            {
+                "json": {
+                    COMPILATION: {
+                        "cudagraph_mode": "PIECEWISE",
+                        "splitting_ops": [],
+                        "use_inductor_graph_partition": True,
+                    }
+                }
+            },
+            {
+                "json": {
+                    COMPILATION: {
+                        "cudagraph_mode": "NONE",
+                        "splitting_ops": [],
+                        "use_inductor_graph_partition": True,
+                    }
+                }
+            },
         ),
         ({"flags": {"enable-prefix-caching": True}}, {"flags": {"enable-prefix-caching": False}}),
         ({"flags": {"gpu-memory-utilization": 1}}, {"flags": {"gpu-memory-utilization": 0.9}}),

@@ -181,6 +181,11 @@ def test_capture_sizes_that_vllm_takes(defaults: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("speculation", "changes", "reason"),
     [
+        (
+            {"method": "dspark", "model": "org/draft", "enable_adaptive_verification": True},
+            {},
+            "needs full CUDA graphs",
+        ),
         ({"method": "ngram"}, {}, "needs speculative-config.num_speculative_tokens"),
         ({"num_speculative_tokens": 3}, {}, "is set without a method"),
         (
@@ -230,7 +235,9 @@ def test_capture_sizes_that_vllm_takes(defaults: dict[str, Any]) -> None:
 )
 def test_speculation_that_cannot_run(speculation: dict[str, Any], changes: dict[str, Any], reason: str) -> None:
     """Lengths, windows, sources and acceptance that vLLM refuses."""
-    assert reason in only(reasons(defaults={"json": {"speculative-config": speculation}}, facts=dense(**changes)))
+    eager = {"enforce-eager": "enable_adaptive_verification" in speculation}
+    defaults = {"flags": eager, "json": {"speculative-config": speculation}}
+    assert reason in only(reasons(defaults=defaults, facts=dense(**changes)))
 
 
 @pytest.mark.parametrize(
@@ -353,6 +360,7 @@ knobs:
         ("{env: VLLM_PORT, choices: ['1']}", "each other's ports"),
         ("{flag: disable-log-stats, choices: [true]}", "counters are gone"),
         ("{flag: max-num-queued-reqs, choices: [8]}", "503"),
+        ("{flag: load-format, choices: [safetensor]}", "did you mean safetensors?"),
         ("{flag: dtype, choices: [bf16]}", "one of auto, bfloat16"),
         ("{flag: stream-interval, choices: [0]}", "a whole number from 1"),
     ],
