@@ -28,6 +28,16 @@ CLIENT_LAG = 0.01
 API_SERVER_CPU = 0.95
 """Cores of one front-end process from which it, not the engine, is the limit."""
 
+_WITHDRAWN: dict[str, tuple[()] | None] = {
+    "output_tok_s": None,
+    "interval_tok_s": None,
+    "windows_tok_s": (),
+    "naive_tok_s": None,
+    "per_user_tok_s": None,
+    "request_per_s": None,
+    "goodput_per_s": None,
+}
+
 
 def judge(found: Measurement, facts: Facts, *, in_flight_peak: int) -> Measurement:
     """The measurement with what could not be checked, what was the limit, and void if a rule is broken.
@@ -39,15 +49,7 @@ def judge(found: Measurement, facts: Facts, *, in_flight_peak: int) -> Measureme
     found = found.model_copy(update={"unchecked": unchecked(found, facts), "limited_by": limit, "reason": reason})
     if reason is None:
         return found
-    return found.model_copy(
-        update={
-            "valid": False,
-            "output_tok_s": None,
-            "interval_tok_s": None,
-            "per_user_tok_s": None,
-            "goodput_per_s": None,
-        }
-    )
+    return found.model_copy(update={"valid": False, **_WITHDRAWN})
 
 
 def unchecked(found: Measurement, facts: Facts) -> tuple[str, ...]:

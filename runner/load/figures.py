@@ -111,9 +111,11 @@ def window_rates(c: Columns, span_ns: tuple[int, int], windows: int) -> Floats:
 
     The span is whole seconds long and so is each window; ramp, warm-up and drain lie outside of it.
     """
-    edges = np.linspace(*span_ns, windows + 1)
-    tokens, _ = np.histogram(c.chunk_ns, bins=edges, weights=c.chunk_tokens)
-    return np.asarray(tokens / (np.diff(edges) / NS_PER_S), np.float64)
+    window_ns = (span_ns[1] - span_ns[0]) // windows
+    inside = (c.chunk_ns >= span_ns[0]) & (c.chunk_ns < span_ns[1])
+    window = (c.chunk_ns[inside] - span_ns[0]) // window_ns
+    tokens = np.bincount(window, weights=c.chunk_tokens[inside], minlength=windows)
+    return np.asarray(tokens / (window_ns / NS_PER_S), np.float64)
 
 
 def interval95(values: Floats) -> tuple[float, float] | None:

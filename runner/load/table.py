@@ -20,6 +20,8 @@ def level_line(found: Measurement) -> str:
 def _protocol(found: Measurement) -> str:
     if found.protocol == "requests":
         return "requests"
+    if not found.windows_tok_s:
+        return "steady"
     text = f"steady {len(found.windows_tok_s)} x {found.window_s or 0:.0f} s"
     if found.interval_tok_s is not None and found.output_tok_s:
         low, high = found.interval_tok_s
