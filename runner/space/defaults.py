@@ -4,6 +4,8 @@ Read in the sources of vLLM 0.24 and 0.32 and, for 0.33, in its notes; where two
 known default here. Defaults that follow from the GPU are in ``surroundings``.
 """
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 from runner.space.settings import Target
@@ -43,7 +45,8 @@ _DEFAULTS: tuple[tuple[Target, Any, tuple[Version, Version]], ...] = (
 )
 
 
-def defaults(version: Version) -> dict[Target, Any]:
+@functools.cache
+def defaults(version: Version) -> Mapping[Target, Any]:
     """Target -> what holds in vLLM ``version`` where nobody sets it."""
     return {target: value for target, value, (since, until) in _DEFAULTS if since <= version <= until}
 

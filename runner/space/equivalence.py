@@ -30,9 +30,10 @@ def equivalent_key(
     """
     state: State = {target: value for target, value, _ in flattened(config.flags, config.structured, config.env)}
     device = "gpu" if config.gpus else "cpu"
+    reading = Reading(state, Surroundings(device, version, Machine(), facts=facts))
     for simplify, since, until in _SIMPLIFICATIONS:
         if since <= version <= until:
-            simplify(state, Reading(state, Surroundings(device, version, Machine(), facts=facts)))
+            simplify(state, reading)  # which sees what the ones before it changed
     listed = sorted(("/".join(target), _plain(value)) for target, value in state.items())
     return json.dumps([config.model, config.gpus, listed], separators=(",", ":"))
 

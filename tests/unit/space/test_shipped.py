@@ -12,9 +12,10 @@ from runner.space.command import argv
 from runner.space.feasibility import activation
 from runner.space.load import load_experiment, load_space
 from runner.space.model_facts import ModelFacts, model_facts
+from runner.space.presets import PRESETS
 from runner.space.space import Space
 from runner.space.surroundings import Machine
-from tests.spaces import dense, experiment_of
+from tests.spaces import dense, experiment_of, space_of
 
 ROOT = Path(__file__).parents[3]
 SPACES = sorted(path.stem for path in (ROOT / "search_spaces").glob("*.yaml"))
@@ -152,6 +153,18 @@ def test_every_shipped_experiment_loads(path: Path) -> None:
     assert load_experiment(path).name == path.stem
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first == "# yaml-language-server: $schema=schema/experiment.schema.json"
+
+
+def test_the_readme_knows_every_space_and_preset_and_its_example_loads(tmp_path: Path) -> None:
+    """What it shows is what is there."""
+    text = (ROOT / "search_spaces" / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}.yaml`" in text for name in SPACES)
+    assert all(f"`{preset}`" in text for preset in PRESETS)
+    example = text.split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "nccl.yaml").write_text((ROOT / "search_spaces" / "nccl.yaml").read_text(encoding="utf-8"))
+    # Its own knob of the same name wins over the included one.
+    space = space_of(tmp_path, example)
+    assert {"allreduce", "threads", "draft_tokens"} <= {knob.name for knob in space.knobs}
 
 
 def test_the_folder_of_spaces_has_no_other_yaml() -> None:
