@@ -220,6 +220,6 @@ class SimulatedModel(Model):
     latent_kv: PositiveInt | None = None
     experts: Experts | None = None
     bandwidth_efficiency: float = Field(default=0.92, gt=0, le=1)
-    compute_efficiency: float = Field(default=0.6, gt=0, le=1)
+    compute_efficiency: float = Field(default=0.5, gt=0, le=1)
     ngram: Acceptance = Acceptance(first=0.25, decay=0.8, repetitive=0.6)
     mtp: Acceptance | None = None

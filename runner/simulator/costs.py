@@ -8,7 +8,8 @@ First principles, each with few parameters that stand in the node's and the mode
   routing. Padded tokens of a graph are routed too;
 * attention reads the KV cache of the running requests;
 * every kernel costs its place in the graph (replay), or a launch from the host (eager): then the step lasts as long as
-  the longer of host and GPU;
+  the longer of host and GPU. The host does not launch past a collective that is still running, so what of it exceeds
+  one launch shows;
 * two all-reduces a layer plus one of the embedding, ``base + hops x hop + bytes 2(n-1)/n / bandwidth`` each; NCCL's LL
   protocol has short hops and half the bandwidth, Simple long hops and all of it. Bandwidth is the smaller of what the
   channels and what the link carry (joined smoothly);
@@ -87,6 +88,9 @@ def step_time(launch: Launch, node: SimulatedNode, model: SimulatedModel, batch:
     compute_s = gpu_compute_s(launch, node, model, tokens, batch.context_tokens)
     gpu_s = compute_s + reduce_s + draft_s(launch, node, model, batch)
     launch_s = launches(launch, model, graph) * node.host.launch_us * 1e-6
+    if graph == "NONE":
+        shown_s = max(0.0, one_reduce_s - late_s - node.host.launch_us * 1e-6)
+        launch_s += all_reduces(launch, model) * shown_s
     stages = launch.pipeline_parallel
     hand_over_s = 0.0 if stages == 1 else P2P_SEND_US * 1e-6
     return StepTime(
