@@ -120,7 +120,7 @@ def _mixing(value: str) -> str | None:
 
 
 def _level(value: str) -> str | None:
-    if value in _P2P_LEVELS or value in "012345":
+    if value in _P2P_LEVELS or value in tuple("012345"):
         return None
     return f"one of {', '.join(_P2P_LEVELS)}, in upper case; NCCL ignores anything else without a word"
 

@@ -247,7 +247,7 @@ def read_model(path: Path, model: type[ModelT]) -> ModelT:
 
 
 def find_file(name_or_path: str | Path, folder: str, what: str) -> Path:
-    """The file meant: a path that exists, else ``folder``/NAME or ``folder``/NAME.yaml.
+    """The file meant: a path that exists (its .yaml may be left out), else one of that name in ``folder``.
 
     ``folder`` is looked up in the current directory, then beside the package.
 
@@ -256,7 +256,7 @@ def find_file(name_or_path: str | Path, folder: str, what: str) -> Path:
     """
     asked = Path(name_or_path)
     roots = [Path(folder), Path(__file__).resolve().parents[2] / folder]
-    candidates = [asked]
+    candidates = [asked, asked.with_name(f"{asked.name}.yaml")] if asked.name else []
     if len(asked.parts) == 1:
         candidates += [root / name for root in roots for name in (asked.name, f"{asked.name}.yaml")]
     for candidate in candidates:

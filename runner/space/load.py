@@ -20,6 +20,7 @@ from runner.space.knobs import Knob, as_value, build_knob, in_dependency_order
 from runner.space.model_facts import ModelFacts, read_model_facts
 from runner.space.settings import State, Target, assign, flattened, overlap, spoken
 from runner.space.space import Space
+from runner.space.speculation_rules import METHODS_WITH_DRAFT
 from runner.space.surroundings import PROTECTIVE, Machine, Surroundings, parse_version, this_machine
 from runner.space.values import check_setting
 
@@ -133,6 +134,10 @@ def _drafts(experiment: Experiment) -> tuple[frozenset[str], dict[str, int]]:
 
     Only where the model itself is a folder of this machine: else the drafts may lie on another one too.
     """
+    unknown = sorted(set(experiment.drafts) - set(METHODS_WITH_DRAFT))
+    if unknown:
+        remedy = f"methods that take a draft model: {', '.join(METHODS_WITH_DRAFT)}"
+        raise UsageError(f"experiment `{experiment.name}`: `{unknown[0]}` under `drafts` takes none", remedy=remedy)
     if not Path(experiment.model).is_dir():
         return frozenset(), {}
     written_as_folders = {draft for draft in experiment.drafts.values() if draft.startswith((".", "/", "~"))}

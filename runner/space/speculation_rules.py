@@ -6,7 +6,7 @@ from runner.space.surroundings import Reading
 
 Reason = str | None
 
-_WITH_DRAFT = ("eagle", "eagle3", "draft_model", "dflash", "dspark")
+METHODS_WITH_DRAFT = ("eagle", "eagle3", "draft_model", "dflash", "dspark")
 _COUNTED_BY_ITSELF = ("mtp", "dspark", "suffix")
 _DRAFTED_ON_CPU = ("ngram", "suffix", "custom_class")
 _SHORT_FLAGS = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
@@ -37,7 +37,7 @@ def draft_source(config: Reading) -> Reason:
     model = config.field("speculative-config", "model")
     if method == "mtp" and model is None and facts is not None and not facts.mtp_layers:
         return "the model has no MTP layers to draft with"
-    if method not in _WITH_DRAFT:
+    if method not in METHODS_WITH_DRAFT:
         return None
     draft = model if model is not None else config.around.drafts.get(method)
     if draft is None:

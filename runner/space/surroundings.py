@@ -31,12 +31,14 @@ class Machine:
     Attributes:
         cpus: CPUs the server's process may use.
         gpu_memory_gib: Memory of the smallest GPU.
+        gpu_name: Its name.
         protected: Those of ``PROTECTIVE`` that the host sets, to that value.
         known_flags: Flags that the installed vLLM's own help names; None: not asked.
     """
 
     cpus: tuple[int, ...] = ()
     gpu_memory_gib: float | None = None
+    gpu_name: str | None = None
     protected: Mapping[str, str] = field(default_factory=dict)
     known_flags: frozenset[str] | None = None
 
@@ -175,7 +177,7 @@ class Reading:
     def _by_device(self, per_cpu_worker: int, *, large: int, small: int) -> int | None:
         """Defaults of ``vllm serve`` by GPU memory; on a CPU by the number of workers; `throughput` doubles them.
 
-        Source: EngineArgs.get_batch_defaults of vLLM 0.24 and 0.32, which also takes an A100 for small.
+        Source: EngineArgs.get_batch_defaults of vLLM 0.24 and 0.32.
         """
         memory = self.around.machine.gpu_memory_gib
         if self.around.device == "cpu":
@@ -183,5 +185,6 @@ class Reading:
         elif memory is None:
             return None
         else:
-            number = large if memory >= 70 else small
+            a100 = "a100" in (self.around.machine.gpu_name or "").lower()
+            number = large if memory >= 160 or (memory >= 70 and not a100) else small
         return number * (2 if self.flag("performance-mode") == "throughput" else 1)

@@ -72,6 +72,8 @@ def test_what_nccl_takes_is_taken(name: str, value: str) -> None:
         ("NCCL_P2P_LEVEL", "nvl", "in upper case"),
         ("NCCL_P2P_LEVEL", "NVLINK", "in upper case"),
         ("NCCL_P2P_LEVEL", "6", "in upper case"),
+        ("NCCL_P2P_LEVEL", "12", "in upper case"),
+        ("NCCL_P2P_LEVEL", "", "in upper case"),
         ("NCCL_P2P_DISABLE", "true", "one of 0, 1"),
         ("NCCL_NVLS_ENABLE", "3", "one of 0, 1, 2"),
         ("NCCL_CTA_POLICY", "ZERO|EFFICIENCY", "not together"),

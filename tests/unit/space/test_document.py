@@ -109,7 +109,10 @@ def test_an_unknown_name_lists_those_that_exist(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "search_spaces" / "mine.yaml").write_text("knobs: {}\n")
     monkeypatch.chdir(tmp_path)
     assert find_file("mine", "search_spaces", "search space") == Path("search_spaces/mine.yaml")
+    assert find_file("search_spaces/mine", "search_spaces", "search space") == Path("search_spaces/mine.yaml")
     assert find_file("search_spaces/mine.yaml", "search_spaces", "search space") == Path("search_spaces/mine.yaml")
+    with pytest.raises(UsageError, match="no search space"):
+        find_file("", "search_spaces", "search space")
     with pytest.raises(UsageError) as caught:
         find_file("mone", "search_spaces", "search space")
     assert "did you mean `mine`" in caught.value.remedy

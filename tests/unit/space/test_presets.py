@@ -66,10 +66,12 @@ knobs:
 
 
 def test_large_gpus_take_more_sequences_by_themselves(tmp_path: Path) -> None:
-    """vLLM's own default counts where the experiment says nothing: 1024 from 70 GiB on, 256 below."""
+    """vLLM's own default counts where the experiment says nothing: 1024 from 70 GiB on, 256 below and on an A100."""
     text = "knobs: {capture: {json: compilation-config.cudagraph_capture_sizes, choices: [{preset: powers_of_two}]}}\n"
     large = space_of(tmp_path, text)
     small = space_of(tmp_path, text, machine=Machine(gpu_memory_gib=24))
+    a100 = space_of(tmp_path, text, machine=Machine(gpu_memory_gib=80, gpu_name="NVIDIA A100-SXM4-80GB"))
+    assert sizes(a100, {"capture": "powers_of_two"})[-1] == 256
     assert sizes(large, {"capture": "powers_of_two"})[-1] == 1024
     assert sizes(small, {"capture": "powers_of_two"})[-1] == 256
 

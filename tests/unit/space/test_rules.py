@@ -317,6 +317,13 @@ def test_drafts_of_the_experiment_are_filled_in_and_checked(tmp_path: Path) -> N
     assert config.structured["speculative-config"]["model"] == str(draft)
 
 
+def test_a_draft_for_a_method_that_takes_none_is_refused(tmp_path: Path) -> None:
+    """A misspelt method would silently draft with nothing."""
+    error = refusal(tmp_path, DRAFTS, experiment_of(drafts={"eagle4": "org/draft"}))
+    assert "`eagle4` under `drafts` takes none" in str(error)
+    assert "eagle3" in error.remedy
+
+
 def test_a_draft_that_is_missing_is_pruned(tmp_path: Path) -> None:
     """Where the experiment names none for the method, whatever else is chosen."""
     space = space_of(tmp_path, DRAFTS, facts=dense())
