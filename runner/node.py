@@ -23,10 +23,13 @@ class Node:
     Args:
         folder: Where trials run; each gets a folder of its own below it, gone after ``stop``.
         gpu_ids: GPUs leased for this node, by number or UUID; none on a CPU.
+        owners: Processes beside this one whose end ends the server within seconds. An actor names the daemon that
+            started it, which it may outlive for a while.
     """
 
-    def __init__(self, folder: Path, gpu_ids: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, gpu_ids: tuple[str, ...] = (), *, owners: tuple[int, ...] = ()) -> None:
         self._folder = folder
+        self._owners = owners
         self._gpu_ids = gpu_ids
         self._server: Server | None = None
         self._bench: Bench | None = None
@@ -44,7 +47,8 @@ class Node:
         self.stop()
         with self._busy:
             self._order = order
-            self._server = Server(order, self._trial_folder(order), self._gpu_ids, self._enter)
+            folder = self._trial_folder(order)
+            self._server = Server(order, folder, self._gpu_ids, self._enter, owners=self._owners)
             return self._server.start()
 
     def measure(self, concurrency: int) -> tuple[Measurement, bytes]:

@@ -37,7 +37,7 @@ class _NodeActor:
 
     def __init__(self, folder: str | None) -> None:
         leased = tuple(str(gpu) for gpu in ray.get_gpu_ids())
-        self._node = Node(Path(folder or tempfile.mkdtemp(prefix="tok100-")), gpu_ids=leased)
+        self._node = Node(Path(folder or tempfile.mkdtemp(prefix="tok100-")), gpu_ids=leased, owners=(os.getppid(),))
 
     def start(self, order: TrialOrder) -> StartReport:
         return self._node.start(order)

@@ -40,9 +40,19 @@ class Server:
         folder: Where the server runs and its log goes; made if it is not there.
         gpu_ids: GPUs leased for it, by number or UUID.
         on_phase: Told where the trial is.
+        owners: Processes beside this one whose end shall be the server's.
     """
 
-    def __init__(self, order: TrialOrder, folder: Path, gpu_ids: tuple[str, ...], on_phase: OnPhase) -> None:
+    def __init__(
+        self,
+        order: TrialOrder,
+        folder: Path,
+        gpu_ids: tuple[str, ...],
+        on_phase: OnPhase,
+        *,
+        owners: tuple[int, ...] = (),
+    ) -> None:
+        self._owners = owners
         self._order = order
         self._folder = folder
         self._gpu_ids = gpu_ids
@@ -148,7 +158,12 @@ class Server:
         with self._spawning:
             self._check_open()
             self._process = Supervised(
-                argv, env, folder=self._folder, marker=self._order.marker, hidden=secrets(env, argv)
+                argv,
+                env,
+                folder=self._folder,
+                marker=self._order.marker,
+                hidden=secrets(env, argv),
+                owners=self._owners,
             )
             return self._process
 

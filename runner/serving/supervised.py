@@ -50,10 +50,18 @@ class Supervised:
         folder: Where the server runs and its ``server.log`` goes.
         marker: Carried by every process of the tree.
         hidden: Values that must not reach the log.
+        owners: Processes beside this one whose end shall be the server's.
     """
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], *, folder: Path, marker: str, hidden: Sequence[str] = ()
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        folder: Path,
+        marker: str,
+        hidden: Sequence[str] = (),
+        owners: Sequence[int] = (),
     ) -> None:
         self.marker = marker
         self.log = folder / "server.log"
@@ -75,7 +83,7 @@ class Supervised:
             "log": str(self.log),
             "marker": marker,
             "hidden": list(hidden),
-            "owner": os.getpid(),
+            "owners": [os.getpid(), *owners],
         }
         self._send(order)
         self._popen.wait()  # The first process only forks; the supervisor itself is nobody's child any more.

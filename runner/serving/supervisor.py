@@ -51,7 +51,7 @@ class Supervisor:
 
     Args:
         order: ``argv``, ``env``, ``cwd``, ``log`` (path), ``marker``, ``hidden`` (values to keep out of the log) and
-            ``owner`` (the node's ``pid``).
+            ``owners`` (pids: the node's own, and those it depends on; the first that ends ends the server).
     """
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -114,9 +114,9 @@ class Supervisor:
         self._selector.register(0, selectors.EVENT_READ, self._read_requests)
         # The pipe alone would not tell while a process that the node forked still holds its other end.
         with contextlib.suppress(OSError):
-            owner = os.pidfd_open(self._order["owner"])
-            self._selector.register(owner, selectors.EVENT_READ, self._owner_gone)
-        if identity(self._order["owner"]) is None:
+            for owner in self._order["owners"]:
+                self._selector.register(os.pidfd_open(owner), selectors.EVENT_READ, self._owner_gone)
+        if not all(identity(owner) for owner in self._order["owners"]):
             self._end_within(ABANDONED_GRACE_S)
 
     def _end_within(self, grace_s: float) -> None:

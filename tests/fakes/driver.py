@@ -1,0 +1,48 @@
+"""A driver that runs a server behind Ray and is then left alone: ``python -m tests.fakes.driver FOLDER FAULT``.
+
+Prints the trial's marker, then each phase as the node tells it, then ``ready`` or the kind of failure, then waits. The
+line ``actor`` on standard input makes it end the actor by Ray's own call and print ``done``.
+"""
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+from runner.cluster.cluster import Cluster, NodeHandle
+from runner.errors import TrialFailure
+from tests.fakes.trials import QUICK, order
+
+
+def main() -> None:
+    folder, fault = Path(sys.argv[1]), sys.argv[2]
+    patient = QUICK.model_copy(update={"silence_s": 60.0, "first_token_s": 60.0})
+    trial = order(folder, fault, deadlines=patient)
+    print(trial.marker, flush=True)
+    with Cluster(None, gpus=0, check_cancelled=lambda: None) as cluster:
+        handle = cluster.node(0)
+        threading.Thread(target=tell_phases, args=(handle,), daemon=True).start()
+        threading.Thread(target=obey, args=(handle,), daemon=True).start()
+        try:
+            handle.start(trial)
+            print("ready", flush=True)
+        except TrialFailure as failure:
+            print(failure.kind, flush=True)
+        time.sleep(3600)
+
+
+def tell_phases(handle: NodeHandle) -> None:
+    while True:
+        print(handle.phase().name, flush=True)
+        time.sleep(0.1)
+
+
+def obey(handle: NodeHandle) -> None:
+    for line in sys.stdin:
+        if line.strip() == "actor":
+            handle.kill()
+            print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
