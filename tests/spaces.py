@@ -7,7 +7,8 @@ from typing import Any
 from runner.errors import Infeasible, UsageError
 from runner.schema.experiment import Engine, Experiment, Settings
 from runner.schema.launch import LaunchConfig
-from runner.space.load import base_settings, load_space
+from runner.space.checks import base_settings
+from runner.space.load import load_space
 from runner.space.model_facts import ModelFacts, model_facts
 from runner.space.space import Space
 from runner.space.surroundings import Machine, Surroundings, parse_version

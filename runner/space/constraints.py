@@ -1,7 +1,7 @@
 """Constraints between knobs: expressions over resolved values, evaluated by a safe expression library.
 
-Names are knobs (a knob with one target: the value that holds after defaults; a bundle: its label), flags and fields
-with underscores (``max_num_seqs``), environment variables, ``gpus`` and the model's facts (``heads``, ``layers``).
+Names are knobs (a knob with one target: the value that holds after defaults; a bundle: its label), flags with
+underscores (``max_num_seqs``), environment variables, ``gpus`` and the model's facts (``heads``, ``layers``).
 A constraint that asks for a value nobody knows holds: it cannot be shown to be broken.
 """
 

@@ -141,7 +141,7 @@ class Space:
         method = state.get(("json", "speculative-config", "method"))
         target = ("json", "speculative-config", "model")
         if isinstance(method, str) and method in self.around.drafts and target not in state:
-            state[target] = self.around.drafts[method]
+            state[target] = self.around.drafts[method].model
 
     def values(self, state: Mapping[Target, Any], params: Params) -> Callable[[str], Any]:
         """Name in a constraint -> its value under ``state``; raises ``Unknown``."""

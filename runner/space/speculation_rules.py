@@ -2,7 +2,7 @@
 
 import itertools
 
-from runner.space.surroundings import Reading
+from runner.space.surroundings import Draft, Reading
 
 Reason = str | None
 
@@ -39,15 +39,16 @@ def draft_source(config: Reading) -> Reason:
         return "the model has no MTP layers to draft with"
     if method not in METHODS_WITH_DRAFT:
         return None
-    draft = model if model is not None else config.around.drafts.get(method)
-    if draft is None:
+    named = config.around.drafts.get(method)
+    if model is None and named is None:
         return f"there is no draft for `{method}`: name one under `drafts` of the experiment"
-    if draft in config.around.missing_drafts:
-        return f"the draft `{draft}` does not exist"
-    vocabulary = config.around.draft_vocabularies.get(str(draft))
-    other = config.field("speculative-config", "use_heterogeneous_vocab") is True
-    if method == "draft_model" and facts is not None and vocabulary not in (None, facts.vocabulary) and not other:
-        return f"the draft's vocabulary ({vocabulary}) is not the model's ({facts.vocabulary})"
+    draft = named if named is not None and model in (None, named.model) else Draft(str(model))
+    if draft.missing:
+        return f"the draft `{draft.model}` does not exist"
+    foreign = facts is not None and draft.vocabulary not in (None, facts.vocabulary)
+    allowed = config.field("speculative-config", "use_heterogeneous_vocab") is True
+    if method == "draft_model" and facts is not None and foreign and not allowed:
+        return f"the draft's vocabulary ({draft.vocabulary}) is not the model's ({facts.vocabulary})"
     return None
 
 

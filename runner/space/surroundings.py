@@ -54,6 +54,21 @@ def protective_variables(env: Mapping[str, str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
+class Draft:
+    """A draft model, as far as it is known.
+
+    Attributes:
+        model: Folder or hub name.
+        missing: It is a folder, and it is not there.
+        vocabulary: Size of its vocabulary; None: not known.
+    """
+
+    model: str
+    missing: bool = False
+    vocabulary: int | None = None
+
+
+@dataclass(frozen=True)
 class Surroundings:
     """Everything outside the configuration that a rule may look at.
 
@@ -61,9 +76,7 @@ class Surroundings:
         device: ``gpu`` or ``cpu``.
         gpus: GPUs the study may use; None: not known.
         ladder: Concurrencies that are measured.
-        drafts: Speculative method -> draft model, as the experiment names them.
-        missing_drafts: Drafts of these that are folders on this machine and are not there.
-        draft_vocabularies: Draft -> its vocabulary size, where its config.json could be read.
+        drafts: Speculative method -> the draft that belongs to the model.
     """
 
     device: str
@@ -72,9 +85,7 @@ class Surroundings:
     gpus: int | None = None
     facts: ModelFacts | None = None
     ladder: tuple[int, ...] = ()
-    drafts: Mapping[str, str] = field(default_factory=dict)
-    missing_drafts: frozenset[str] = frozenset()
-    draft_vocabularies: Mapping[str, int] = field(default_factory=dict)
+    drafts: Mapping[str, Draft] = field(default_factory=dict)
 
 
 class Reading:

@@ -1,0 +1,153 @@
+"""What an experiment and the knobs of a space may not say, each alone and together. Found before anything starts."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from runner.errors import UsageError
+from runner.schema.experiment import Experiment, Settings
+from runner.space.collectives import canonical
+from runner.space.document import Where
+from runner.space.environment import check_protection
+from runner.space.knobs import Knob, as_value
+from runner.space.settings import State, Target, assign, flattened, overlap, spoken
+from runner.space.surroundings import PROTECTIVE, Machine
+from runner.space.values import Complaint, check_setting
+
+
+def base_settings(experiment: Experiment, machine: Machine) -> State:
+    """Defaults and pinned settings of an experiment as one state, checked.
+
+    Raises:
+        UsageError: A setting in a wrong form or with an impossible value, or both pinned and a default.
+    """
+    state: State = {}
+    pinned = {target for target, _, _ in _settings(experiment, "pinned")}
+    for part in ("defaults", "pinned"):
+        for target, value, place in _settings(experiment, part):
+            complaint = check_setting(target, value) or _unknown_flag(target, value, machine)
+            if complaint is not None:
+                raise UsageError(f"experiment `{experiment.name}`, {place}: {complaint[0]}", remedy=complaint[1])
+            if part == "defaults" and any(overlap(target, fixed) for fixed in pinned):
+                raise UsageError(f"experiment `{experiment.name}`: {spoken(target)} is both a default and pinned")
+            assign(state, target, canonical(target[1], value) if target[0] == "env" else value)
+    check_protection({target[1]: value for target, value in state.items() if target[0] == "env"}, machine.protected)
+    return state
+
+
+def _settings(experiment: Experiment, part: str) -> Iterator[tuple[Target, Any, str]]:
+    settings: Settings = getattr(experiment, part)
+    try:
+        for target, value, place in flattened(settings.flags, settings.structured, settings.env):
+            yield target, value, ".".join((part, *place))
+    except ValueError as error:
+        raise UsageError(f"experiment `{experiment.name}`, {part}: {error}") from None
+
+
+def check_knobs(knobs: tuple[Knob, ...], experiment: Experiment, machine: Machine) -> None:
+    """Refuses values that can never be right, knobs over pinned settings, and knobs that contradict each other.
+
+    Raises:
+        UsageError: At the line and column where it is written.
+    """
+    for knob in knobs:
+        _check_knob(knob, machine)
+    _check_pinned(knobs, experiment)
+    _check_disjoint(knobs)
+
+
+def _check_knob(knob: Knob, machine: Machine) -> None:
+    """Values that can never be right are refused, unless they are kept to fail on purpose."""
+    for option in knob.options:
+        for target, value in option.settings.items():
+            place = option.places[target]
+            _check_protection_by(knob, place, target, value, machine)
+            complaint = check_setting(target, value) or _unknown_flag(target, value, machine)
+            if complaint is not None and option.keep_failing is None:
+                raise knob.document.error(place, *complaint)
+    if knob.range is not None and knob.target is not None:
+        for end in (knob.range.low, knob.range.high):
+            value = as_value(knob.target, end)
+            _check_protection_by(knob, knob.where, knob.target, value, machine)
+            complaint = check_setting(knob.target, value) or _unknown_flag(knob.target, value, machine)
+            if complaint is not None:
+                raise knob.document.error(knob.where, *complaint)
+
+
+def _check_protection_by(knob: Knob, place: Where, target: Target, value: Any, machine: Machine) -> None:
+    if target[0] == "env" and value != machine.protected.get(target[1], value):
+        remedy = "this host sets it to protect itself and others; take the choice out"
+        raise knob.document.error(place, f"{target[1]}={value} contradicts {target[1]}={PROTECTIVE[target[1]]}", remedy)
+
+
+def _unknown_flag(target: Target, value: Any, machine: Machine) -> Complaint | None:
+    known = machine.known_flags
+    if known is None or target[0] == "env":
+        return None
+    name = f"no-{target[1]}" if value is False else target[1]
+    if name in known:
+        return None
+    close = difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean `{close[0]}`? " if close else ""
+    return f"the installed vLLM has no flag --{name}", f"{meant}`vllm serve --help=all` lists them"
+
+
+def _check_pinned(knobs: tuple[Knob, ...], experiment: Experiment) -> None:
+    pinned = [target for target, _, _ in _settings(experiment, "pinned")]
+    for knob in knobs:
+        for target in sorted(knob.targets):
+            for fixed in pinned:
+                if overlap(target, fixed):
+                    raise knob.document.error(
+                        knob.where,
+                        f"`{knob.name}` would change {spoken(target)}, which experiment `{experiment.name}` pins",
+                        "take the knob out, or move the setting from `pinned` to `defaults`",
+                        at_key=True,
+                    )
+
+
+def _check_disjoint(knobs: tuple[Knob, ...]) -> None:
+    """Two knobs that can set the same thing to different values at the same time contradict each other."""
+    by_name = {knob.name: knob for knob in knobs}
+    for position, knob in enumerate(knobs):
+        for other in knobs[:position]:
+            shared = [(a, b) for a in knob.targets for b in other.targets if overlap(a, b)]
+            for target, theirs in sorted(shared):
+                if not _agree(knob, target, other, theirs) and _may_meet(knob, target, other, theirs, by_name):
+                    raise knob.document.error(
+                        knob.where,
+                        f"`{knob.name}` and `{other.name}` both set {spoken(target)}",
+                        "separate them by `when`, so that never both do",
+                        at_key=True,
+                    )
+
+
+def _may_meet(knob: Knob, target: Target, other: Knob, theirs: Target, knobs: Mapping[str, Knob]) -> bool:
+    """Whether some choice has both knobs active, and each setting its target."""
+    conditions = [*_conditions(knob, knobs), *_conditions(other, knobs)]
+    conditions += [_setting_labels(knob, target), _setting_labels(other, theirs)]
+    allowed: dict[str, set[str]] = {}
+    for name, labels in conditions:
+        if labels is not None:
+            allowed[name] = allowed[name] & set(labels) if name in allowed else set(labels)
+    return all(allowed.values())
+
+
+def _agree(knob: Knob, target: Target, other: Knob, theirs: Target) -> bool:
+    """Whether both only ever set the same target to the same value."""
+    options = (*knob.options, *other.options)
+    values = [option.settings[target] for option in options if target in option.settings]
+    ranged = knob.range is not None or other.range is not None
+    return target == theirs and not ranged and all(value == values[0] for value in values)
+
+
+def _conditions(knob: Knob, knobs: Mapping[str, Knob]) -> Iterator[tuple[str, tuple[str, ...] | None]]:
+    for parent, labels in knob.when.items():
+        yield parent, labels
+        yield from _conditions(knobs[parent], knobs)
+
+
+def _setting_labels(knob: Knob, target: Target) -> tuple[str, tuple[str, ...] | None]:
+    if knob.range is not None:
+        return knob.name, None
+    return knob.name, tuple(option.label for option in knob.options if target in option.settings)
