@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from runner.schema.base import Model
 
 NcclProtocol = Literal["LL", "LL128", "Simple"]
+P2pLevel = Literal["LOC", "NVL", "PIX", "PXB", "PHB", "SYS"]
 
 
 class Gpu(Model):
@@ -133,6 +134,7 @@ class SimulatedNode(Model):
 
     Attributes:
         link: What connects the GPUs; with PCIe, ``pcie_generation`` and ``pcie_lanes`` are for the reader.
+        p2p_needs: The ``NCCL_P2P_LEVEL`` that the farthest hop of the ring needs.
         p2p: NCCL's path when peer access is allowed; None where the machine has none.
         shm: Its path through host memory (no peer access, or ``NCCL_P2P_DISABLE=1``).
         one_shot: vLLM's custom all-reduce where it works.
@@ -147,6 +149,7 @@ class SimulatedNode(Model):
     link: Literal["pcie", "nvlink"]
     pcie_generation: PositiveInt = 5
     pcie_lanes: PositiveInt = 16
+    p2p_needs: P2pLevel = "SYS"
     p2p: Path | None = None
     shm: Path
     one_shot: OneShot | None = None

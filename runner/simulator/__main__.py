@@ -4,6 +4,8 @@ It takes vLLM's arguments and environment, logs its start in vLLM's words, forks
 vLLM's HTTP API and ``/metrics``, and streams tokens in real time at the pace that a cost model gives for a described
 node (``runner/simulator/costs.py``). Its first log line, ``/version`` and ``/server_info`` say "simulated".
 
+``python -m runner.simulator calibrate`` prints how close the described nodes come to measured figures.
+
 Environment of its own:
 
     SIMULATED_NODE      node: YAML path or name in experiments/nodes (default 8x-rtx-pro-6000)
@@ -25,6 +27,7 @@ Memory is arithmetic and always on: what does not fit ends like vLLM, with its m
 import os
 import sys
 
+from runner.simulator import calibration
 from runner.simulator.serve import serve
 
 
@@ -32,7 +35,11 @@ def main(words: list[str]) -> int:
     """Run the command in ``words``; the exit code."""
     if words[:1] == ["serve"]:
         return serve(words[1:], os.environ)
-    print("usage: python -m runner.simulator serve MODEL [vLLM's flags]", file=sys.stderr)
+    if words == ["calibrate"]:
+        checks = calibration.story_checks() + calibration.h200_checks(calibration.h200_figures())
+        print(calibration.table(checks))
+        return 0 if all(check.passes for check in checks) else 1
+    print("usage: python -m runner.simulator serve MODEL [vLLM's flags] | calibrate", file=sys.stderr)
     return 2
 
 

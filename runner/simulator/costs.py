@@ -37,6 +37,9 @@ PIECEWISE_LAUNCHES = 2
 LAUNCH_SKEW = 0.5
 """Without a graph ranks launch each all-reduce by themselves, so it waits for the latest: half a launch (an estimate;
 127-135 us were profiled eager where 114 explain the step with graphs)."""
+FULL_THREADS = 256
+"""Threads of a channel beyond which more change nothing (512 against the default: no difference on two H200); below,
+a channel is taken to move proportionally less."""
 P2P_SEND_US = 20.0
 """Handing the activations to the next pipeline stage, latency. An estimate; PP=2 on two H200 fits within 2 %."""
 
@@ -224,9 +227,10 @@ def all_reduce_s(launch: Launch, node: SimulatedNode, message_bytes: float) -> f
     own = node.one_shot
     if launch.custom_all_reduce and own is not None and message_bytes <= own.up_to_mib * 2**20:
         return own.base_us * 1e-6 + message_bytes / (own.bandwidth_gb_s * 1e9)
-    path = node.shm if launch.nccl.p2p_disabled or node.p2p is None else node.p2p
+    path = launch.nccl.path(node)
     protocol = launch.nccl.protocol(path, message_bytes)
-    in_loop = nccl_s(path, protocol, launch.tensor_parallel, message_bytes, launch.nccl.channels(path), tree(launch))
+    channels = launch.nccl.channels(path) * min(1.0, (launch.nccl.threads or FULL_THREADS) / FULL_THREADS)
+    in_loop = nccl_s(path, protocol, launch.tensor_parallel, message_bytes, channels, tree(launch))
     return in_loop + path.protocols[protocol].skew_us * 1e-6
 
 
@@ -235,7 +239,9 @@ def tree(launch: Launch) -> bool:
     return launch.nccl.algorithms == ("Tree",)
 
 
-def nccl_s(path: Path, protocol: str, ranks: int, message_bytes: float, channels: int, on_tree: bool = False) -> float:
+def nccl_s(
+    path: Path, protocol: str, ranks: int, message_bytes: float, channels: float, on_tree: bool = False
+) -> float:
     """One NCCL all-reduce in a tight loop of graph replays.
 
     Within one node NCCL's tree is a chain: as many hops as the ring, a fifth slower each, and the data goes up and

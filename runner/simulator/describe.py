@@ -34,10 +34,10 @@ def load_model(name: str, overrides: Mapping[str, Any] | None = None) -> Simulat
     Raises:
         UsageError: No such file, or not a model.
     """
-    given = Path(name)
-    for path in (given / "config.json", given, EXPERIMENTS / "models" / name / "config.json"):
-        if path.name == "config.json" and path.is_file():
-            return from_config(json.loads(path.read_text(encoding="utf-8")), name=given.name, overrides=overrides)
+    for folder in (Path(name), EXPERIMENTS.parent / name, EXPERIMENTS / "models" / name):
+        path = folder / "config.json"
+        if path.is_file():
+            return from_config(json.loads(path.read_text(encoding="utf-8")), name=folder.name, overrides=overrides)
     return read_model(_file(name, "models"), SimulatedModel)
 
 
@@ -76,7 +76,8 @@ def from_config(config: Mapping[str, Any], *, name: str, overrides: Mapping[str,
 
 
 def _file(name: str, folder: str) -> Path:
-    for path in (Path(name), EXPERIMENTS / folder / name, EXPERIMENTS / folder / f"{name}.yaml"):
+    places = (Path(name), EXPERIMENTS.parent / name, EXPERIMENTS / folder / name, EXPERIMENTS / folder / f"{name}.yaml")
+    for path in places:
         if path.is_file():
             return path
     known = sorted(path.stem for path in (EXPERIMENTS / folder).glob("*.yaml"))

@@ -78,7 +78,7 @@ def nccl_log(launch: Launch, node: SimulatedNode, env: dict[str, str]) -> list[s
     """NCCL's own words about its choice by size, as its TUNING log gives them; empty unless it is asked for."""
     if env.get("NCCL_DEBUG", "").upper() not in ("INFO", "TRACE") or launch.tensor_parallel == 1:
         return []
-    path = node.shm if launch.nccl.p2p_disabled or node.p2p is None else node.p2p
+    path = launch.nccl.path(node)
     algorithm = "TREE" if launch.nccl.algorithms == ("Tree",) else "RING"
     highest = launch.nccl.channels(path) - 1
     lines = [f"NCCL INFO {name} set by environment to {env[name]}." for name in sorted(env) if name.startswith("NCCL_")]

@@ -17,8 +17,6 @@ GRAPH_GIB = 0.012
 """One captured graph, its private pool shared between sizes (8-11 GiB per thousand graphs in vLLM's logs)."""
 ACTIVATIONS = 16
 """Live activations of a step, in units of tokens x hidden x 2 bytes (attention and MLP intermediates)."""
-NCCL_BUFFER_MIB = 4
-"""NCCL_BUFFSIZE's default, per channel and direction."""
 
 
 def place(launch: Launch, options: argparse.Namespace, node: SimulatedNode, model: SimulatedModel) -> Launch:
@@ -35,7 +33,7 @@ def place(launch: Launch, options: argparse.Namespace, node: SimulatedNode, mode
     if weights + CONTEXT_GIB > total:
         raise Refused(_torch_message(weights / model.layers * launch.pipeline_parallel, total), "weights")
     graphs = GRAPH_GIB * len(launch.capture_sizes) * (2 if launch.graph_mode == "FULL_AND_PIECEWISE" else 1)
-    outside = CONTEXT_GIB + 2 * NCCL_BUFFER_MIB / 1024 * launch.nccl.channels(node.p2p or node.shm)
+    outside = CONTEXT_GIB + 2 * launch.nccl.buffer_mib / 1024 * launch.nccl.channels(launch.nccl.path(node))
     activations = launch.max_num_batched_tokens * model.hidden * 2 * ACTIVATIONS / launch.tensor_parallel / GIB
     logits = launch.max_num_seqs * launch.decode_tokens * model.vocabulary * 4 / GIB
     cache = utilization * total - weights - activations - logits - graphs

@@ -10,11 +10,15 @@ without an algorithm is an invalid usage that ends the process; a bad ``NCCL_NTH
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from runner.schema.node import NcclProtocol, Path
+from runner.schema.node import NcclProtocol, P2pLevel, Path, SimulatedNode
 
 PROTOCOLS: tuple[NcclProtocol, ...] = ("LL", "LL128", "Simple")
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 FUNCTIONS = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
+LEVELS: tuple[P2pLevel, ...] = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
+"""From near to far: the same device, NVLink, one PCIe switch, several, one CPU socket, anywhere."""
+_OLD_LEVELS: tuple[P2pLevel, ...] = ("LOC", "PIX", "PXB", "PHB", "SYS", "SYS")
+MAX_THREADS = 512
 MAX_CHANNELS = 64
 """NCCL's MAXCHANNELS."""
 
@@ -32,7 +36,9 @@ class Nccl:
         algorithms: Algorithms it may use.
         forced: Whether ``NCCL_PROTO`` narrows the protocols.
         channels: Channels after MIN/MAX; None leaves the path's own number.
-        p2p_disabled: ``NCCL_P2P_DISABLE``.
+        p2p_level: How far apart two GPUs may be for peer access; None leaves it to NCCL.
+        threads: Threads of a channel's block; None leaves them to NCCL.
+        buffer_mib: Buffer of a channel to each peer.
     """
 
     protocols: tuple[NcclProtocol, ...] = PROTOCOLS
@@ -40,7 +46,16 @@ class Nccl:
     forced: bool = False
     min_channels: int = 0
     max_channels: int = MAX_CHANNELS
-    p2p_disabled: bool = False
+    p2p_level: P2pLevel | None = None
+    threads: int | None = None
+    buffer_mib: float = 4.0
+
+    def path(self, node: SimulatedNode) -> Path:
+        """The way the ring takes: through peer memory only if its farthest hop may use that."""
+        if node.p2p is None:
+            return node.shm
+        too_far = self.p2p_level is not None and LEVELS.index(self.p2p_level) < LEVELS.index(node.p2p_needs)
+        return node.shm if too_far else node.p2p
 
     def channels(self, path: Path) -> int:
         """Channels used on ``path``: its own number, then at least the minimum, then at most the maximum."""
@@ -78,8 +93,28 @@ def read_nccl(env: Mapping[str, str]) -> Nccl:
         forced=len(protocols["AllReduce"]) < len(PROTOCOLS),
         min_channels=min(_integer(env, "NCCL_MIN_NCHANNELS", 0), MAX_CHANNELS),
         max_channels=min(max(_integer(env, "NCCL_MAX_NCHANNELS", MAX_CHANNELS), 1), MAX_CHANNELS),
-        p2p_disabled=env.get("NCCL_P2P_DISABLE") == "1" or env.get("NCCL_P2P_LEVEL") in ("LOC", "0"),
+        p2p_level=_level(env),
+        threads=_threads(env),
+        buffer_mib=_integer(env, "NCCL_BUFFSIZE", 4 * 2**20) / 2**20,
     )
+
+
+def _level(env: Mapping[str, str]) -> P2pLevel | None:
+    """``NCCL_P2P_DISABLE`` wins; a level that is not one of the exact words (or old digits) is ignored, as by NCCL."""
+    if env.get("NCCL_P2P_DISABLE") == "1":
+        return "LOC"
+    text = env.get("NCCL_P2P_LEVEL", "")
+    if text.isdigit():
+        return _OLD_LEVELS[min(int(text), len(_OLD_LEVELS) - 1)]
+    return next((level for level in LEVELS if level == text), None)
+
+
+def _threads(env: Mapping[str, str]) -> int | None:
+    """``NCCL_NTHREADS``: a value that is no multiple of 32 or above 512 becomes 512, one below 64 becomes 64."""
+    threads = _integer(env, "NCCL_NTHREADS", 0)
+    if threads <= 0:
+        return None
+    return MAX_THREADS if threads % 32 or threads > MAX_THREADS else max(threads, 64)
 
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:
