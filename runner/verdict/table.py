@@ -57,9 +57,9 @@ def _name(standing: Standing) -> str:
     candidate = standing.candidate
     marks = [
         "baseline" if candidate.is_baseline else describe(candidate.params),
-        "[simulated]" if candidate.simulated else "",
-        f"[synthetic acceptance {candidate.synthetic_acceptance:g}]" if candidate.synthetic_acceptance else "",
-        *(f"[misses the guard-rail at C={c} by {x:.1f} %]" for c, x in standing.excess_percent.items() if x > 0),
+        "(simulated)" if candidate.simulated else "",
+        f"(synthetic acceptance {candidate.synthetic_acceptance:g})" if candidate.synthetic_acceptance else "",
+        *(f"(misses the guard-rail at C={c} by {x:.1f} %)" for c, x in standing.excess_percent.items() if x > 0),
     ]
     return " ".join(mark for mark in marks if mark)
 

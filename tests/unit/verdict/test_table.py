@@ -38,7 +38,7 @@ def test_top_keeps_the_baseline() -> None:
 def test_a_simulated_number_is_never_shown_without_the_word() -> None:
     """In each row, and under the table."""
     table = rows(summarise([record(0, 10.0, role=Role.BASELINE, simulated=True)], experiment(ladder=(1,))))
-    assert "[simulated]" in table.rows[0][2]
+    assert "(simulated)" in table.rows[0][2]
     assert any(note.startswith("simulated:") for note in table.notes)
 
 
@@ -46,7 +46,7 @@ def test_synthetic_acceptance_is_always_named() -> None:
     """With its length, in the row and under the table."""
     records = [record(0, 10.0, role=Role.BASELINE), record(1, 20.0, params={"d": 3}, synthetic_acceptance=2.5)]
     table = rows(summarise(records, experiment(ladder=(1,))))
-    assert "[synthetic acceptance 2.5]" in table.rows[1][2]
+    assert "(synthetic acceptance 2.5)" in table.rows[1][2]
     assert any(note.startswith("synthetic acceptance:") for note in table.notes)
 
 
@@ -54,7 +54,7 @@ def test_a_missed_guard_rail_is_told_in_its_row() -> None:
     """By how much, and where."""
     given = experiment(guard_rails=(GuardRail(concurrency=8, max_loss_percent=10),))
     records = [record(0, {1: 10.0, 8: 80.0}, role=Role.BASELINE), record(1, {1: 12.0, 8: 60.0}, params={"a": "x"})]
-    assert "[misses the guard-rail at C=8 by 15.0 %]" in text(rows(summarise(records, given)))
+    assert "(misses the guard-rail at C=8 by 15.0 %)" in text(rows(summarise(records, given)))
 
 
 def test_a_configuration_is_described_by_its_knobs() -> None:
