@@ -28,13 +28,19 @@ import os
 import sys
 
 from runner.simulator import calibration
+from runner.simulator.faults import BadFault, read_faults
 from runner.simulator.serve import serve
 
 
 def main(words: list[str]) -> int:
     """Run the command in ``words``; the exit code."""
     if words[:1] == ["serve"]:
-        return serve(words[1:], os.environ)
+        try:
+            faults = read_faults(os.environ.get("SIMULATED_FAULT", ""))
+        except BadFault as error:
+            print(f"SIMULATED_FAULT: {error}", file=sys.stderr)
+            return 2
+        return serve(words[1:], os.environ, faults)
     if words == ["calibrate"]:
         checks = calibration.story_checks() + calibration.h200_checks(calibration.h200_figures())
         print(calibration.table(checks))

@@ -1,11 +1,13 @@
 """Faults on demand: ``SIMULATED_FAULT`` holds them, separated by ``;`` (a message may hold commas and colons).
 
-Phases are ``process``, ``config``, ``init``, ``weights``, ``compile``, ``profile``, ``capture`` and ``first_token``.
+A fault is ``name``, ``name:value`` or ``name=value``. Phases are ``process``, ``config``, ``init``, ``weights``, ``compile``, ``profile``, ``capture`` and ``first_token``.
 """
 
+import re
 from dataclasses import dataclass, fields
 
 PHASES = ("process", "config", "init", "weights", "compile", "profile", "capture", "first_token")
+_SIGN = re.compile(r"\w+=")
 
 
 class BadFault(ValueError):
@@ -87,10 +89,10 @@ def read_faults(text: str) -> Faults:
     Raises:
         BadFault: Unknown fault or phase, or a value that is no number.
     """
-    kinds = {field.name: str(field.type) for field in fields(Faults)}
+    kinds = {field.name: getattr(field.type, "__name__", str(field.type)) for field in fields(Faults)}
     values: dict[str, object] = {}
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
-        name, _, value = part.partition(":")
+        name, _, value = part.replace("=", ":", 1).partition(":") if _SIGN.match(part) else part.partition(":")
         if name not in kinds:
             raise BadFault(f"unknown fault {name!r}; known are {', '.join(kinds)}")
         values[name] = _value(name, kinds[name], value)

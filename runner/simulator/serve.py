@@ -17,7 +17,7 @@ from runner.simulator.api import VERSION, Api
 from runner.simulator.arguments import parse
 from runner.simulator.describe import load_model, load_node
 from runner.simulator.engine import Engine
-from runner.simulator.faults import Faults, read_faults
+from runner.simulator.faults import Faults
 from runner.simulator.info import server_info
 from runner.simulator.launch import Launch, Refused
 from runner.simulator.resolve import resolve
@@ -30,9 +30,8 @@ STOP_S = 5.0
 """Longest wait for the engine core after SIGTERM."""
 
 
-def serve(words: Sequence[str], env: Mapping[str, str]) -> int:
+def serve(words: Sequence[str], env: Mapping[str, str], faults: Faults) -> int:
     """Run ``serve``; the exit code. argparse ends the process itself with code 2."""
-    faults = read_faults(env.get("SIMULATED_FAULT", ""))
     log = startup.Log(silent=faults.silent)
     log.api(
         "This server is simulated: no GPU and no model are at work; times come from a cost model.",
