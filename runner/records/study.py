@@ -31,6 +31,9 @@ RESERVE_BYTES = 1 << 20
 FREE_TO_CHANGE = frozenset({"budget", "description"})
 """Of an experiment: what may differ when a study goes on (``TRIALS`` is a total that may be raised)."""
 
+SAME_MACHINE = ("vllm", "torch", "gpus", "driver", "cpu")
+"""Of the provenance: what figures depend on beside the experiment. A difference is told, not refused."""
+
 COMPARABLE = ("engine", "model", "workload", "ladder", "protocol", "defaults", "pinned")
 """Of an experiment: what must be equal for its figures to mean the same in a fork."""
 
@@ -201,6 +204,7 @@ def open_study(folder: Path, description: StudyDescription) -> StudyFiles:
             write_beside(path, _to_yaml(description.model_dump(mode="json", by_alias=True)).encode())
         else:
             _refuse_edited(known, description, path)
+            _warn_of_another_machine(known, description)
         study = StudyFiles(folder, known or description, held)
         on_failure.pop_all()
     return study
@@ -272,6 +276,13 @@ def _refuse_edited(known: StudyDescription, given: StudyDescription, path: Path)
         remedy="Undo the edit, or start a new study with its finished trials: --fork (FORK=1), or afresh: STUDY=name.",
         path=path,
     )
+
+
+def _warn_of_another_machine(known: StudyDescription, given: StudyDescription) -> None:
+    for name in SAME_MACHINE:
+        before, now = getattr(known.provenance, name), getattr(given.provenance, name)
+        if before and now and before != now:
+            log.warning("study %s was begun on %s %s, this is %s: figures may differ", known.study, name, before, now)
 
 
 def _comparable_text(description: StudyDescription) -> str:

@@ -15,7 +15,7 @@ from runner.errors import FailureKind, UsageError
 from runner.records import StudyFiles, fork_study, open_study, read_study
 from runner.schema.experiment import Experiment, Settings, Workload
 from runner.schema.study import Running
-from runner.schema.trial import Outcome, Role
+from runner.schema.trial import Outcome, Provenance, Role
 from tests.studies import BEGAN, config, description, experiment, record
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "records"
@@ -147,6 +147,21 @@ def test_more_trials_are_no_edit(study: StudyFiles) -> None:
     """TRIALS is a total that may be raised."""
     with reopened(study, experiment(trials=99)) as again:
         assert again.records() == ()
+
+
+def test_another_engine_version_is_told_but_not_refused(study: StudyFiles, caplog: pytest.LogCaptureFixture) -> None:
+    """Its figures may differ, and somebody may know that they do not. What nobody knows is no difference."""
+    study.close()
+    (study.folder / "study.yaml").unlink()
+    known = description(experiment())
+    at = {version: known.model_copy(update={"provenance": Provenance(vllm=version)}) for version in ("0.32", "0.33")}
+    with open_study(study.folder, at["0.32"]):
+        pass
+    with caplog.at_level(logging.WARNING), open_study(study.folder, at["0.33"]):
+        assert "begun on vllm 0.32, this is 0.33" in caplog.text
+    caplog.clear()
+    with open_study(study.folder, known):
+        assert caplog.text == ""
 
 
 @pytest.mark.parametrize("name", ["recorded", "bench"])
