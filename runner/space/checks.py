@@ -84,7 +84,7 @@ def _unknown_flag(target: Target, value: Any, machine: Machine) -> Complaint | N
     known = machine.known_flags
     if known is None or target[0] == "env":
         return None
-    name = f"no-{target[1]}" if value is False else target[1]
+    name = f"no-{target[1]}" if value is False and target[0] == "flag" else target[1]
     if name in known:
         return None
     close = difflib.get_close_matches(name, known, n=1)

@@ -3,12 +3,19 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from runner.errors import Infeasible
+from runner.errors import Infeasible, UsageError
+from runner.space.checks import check_knobs
 from runner.space.command import argv
+from runner.space.installed import installed_flags
+from runner.space.surroundings import Machine
+from tests.spaces import experiment_of, space_of
 from tests.unit.space.test_shipped import SPACES, edges, shipped
+
+LAUNCHER = Path(__file__).parents[2] / "runner" / "serving" / "vllm_cli.py"
 
 pytestmark = pytest.mark.real
 
@@ -48,3 +55,15 @@ def test_every_edge_of_every_space_parses() -> None:
     assert done.stdout.splitlines()[-1:] == ["parsed"], done.stderr[-2000:]
     assert "refused" not in done.stdout, done.stdout + done.stderr[-2000:]
     assert len(lines) > 100
+
+
+def test_the_installed_vllm_tells_its_flags(tmp_path: Path) -> None:
+    """Its own help names every flag of every space; one that it does not name is refused with the nearest."""
+    flags = installed_flags([sys.executable, str(LAUNCHER)], "any", tmp_path)
+    assert {"max-num-seqs", "no-enable-prefix-caching", "compilation-config"} <= flags
+    machine = Machine(known_flags=flags)
+    for name in SPACES:
+        check_knobs(shipped(name).knobs, experiment_of(), machine)
+    with pytest.raises(UsageError, match="has no flag --max-num-sequences") as caught:
+        space_of(tmp_path, "knobs: {a: {flag: max-num-sequences, choices: [8]}}\n", machine=machine)
+    assert "did you mean `max-num-seqs`" in caught.value.remedy

@@ -398,5 +398,8 @@ def test_flags_the_installed_vllm_does_not_have_are_refused(tmp_path: Path) -> N
     assert "did you mean `max-num-seqs`" in error.remedy
     off = refusal(tmp_path, "knobs: {a: {flag: seed, choices: [false]}}\n", machine=known)
     assert "no flag --no-seed" in str(off)
+    json = Machine(known_flags=frozenset({"compilation-config"}))
+    fusion = "knobs: {a: {json: compilation-config.pass_config.fuse_allreduce_rms, choices: [false]}}\n"
+    assert space_of(tmp_path, fusion, machine=json).knobs[0].labels == ("false",)
     structured = refusal(tmp_path, "knobs: {a: {json: compilation-config.mode, choices: [0]}}\n", machine=known)
     assert "no flag --compilation-config" in str(structured)
