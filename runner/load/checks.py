@@ -25,6 +25,9 @@ CLIENT_CPU = 0.9
 CLIENT_LAG = 0.01
 """Mean event-loop lag as a share of the median E2EL: what the closed loop loses by the client's own slowness."""
 
+LEAST_LAG_MS = 5.0
+"""Mean lag that any shared machine shows and that is no bottleneck, however short the requests."""
+
 API_SERVER_CPU = 0.95
 """Cores of one front-end process from which it, not the engine, is the limit."""
 
@@ -65,10 +68,9 @@ def unchecked(found: Measurement, facts: Facts) -> tuple[str, ...]:
 
 def limited_by(found: Measurement, facts: Facts) -> str | None:
     """What held the level back, if not the engine."""
-    slow = facts.lag_mean_ms is not None and found.e2el_ms is not None and found.e2el_ms.p50 is not None
-    if (facts.client_cpu or 0) >= CLIENT_CPU:
-        return "client"
-    if slow and facts.lag_mean_ms > CLIENT_LAG * found.e2el_ms.p50:  # type: ignore[operator, union-attr]
+    request_ms = found.e2el_ms.p50 if found.e2el_ms is not None else None
+    bearable_ms = max(LEAST_LAG_MS, CLIENT_LAG * (request_ms or 0))
+    if (facts.client_cpu or 0) >= CLIENT_CPU or (facts.lag_mean_ms or 0) > bearable_ms:
         return "client"
     return "api_server" if (facts.server_cpu or 0) >= API_SERVER_CPU else None
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -43,52 +44,87 @@ def level(
         )
 
 
-@pytest.mark.parametrize(
-    ("switches", "quoted"),
-    [
-        (("--error-after", "5"), "the engine is gone"),
-        (("--no-done",), "without [DONE]"),
-        (("--break-after", "5"), "broke in the middle"),
-        (("--stop-at", "5"), "finish_reason 'stop' after 5 of"),
-        (("--usage-off", "1"), "final usage says"),
-        (("--usage", "final", "--usage-off", "1"), "were asked for"),
-        (("--usage", "both", "--usage-off", "1"), "final usage says"),
-        (("--refuse-every", "3"), "HTTP 503"),
-    ],
+BROKEN = {
+    "--error-after 5": "the engine is gone",
+    "--no-done": "without [DONE]",
+    "--break-after 5": "broke in the middle",
+    "--stop-at 5": "finish_reason 'stop' after 5 of",
+    "--usage-off 1": "final usage says",
+    "--usage final --usage-off 1": "were asked for",
+    "--usage both --usage-off 1": "final usage says",
+    "--refuse-every 3": "HTTP 503",
+}
+ODD = (
+    "",
+    "--split",
+    "--merge",
+    "--comments",
+    "--crlf",
+    "--crlf --merge --comments --split",
+    "--close",
+    "--empty-first",
+    "--usage token_ids",
+    "--usage both --tokens-per-chunk mix:1,2,4,8",
+    "--tokens-per-chunk mix:1,2,4,8 --first-chunk-tokens 4",
+    "--refuse-resets 2",
+    "--max-running 2",
 )
-def test_a_broken_answer_fails_the_level_and_is_quoted(switches: tuple[str, ...], quoted: str, tmp_path: Path) -> None:
+DOUBTFUL = {
+    "--usage none": "does not say how many tokens",
+    "--counter-off 0.01": "the server counted",
+    "--conn-cap 2": "did not reach the server",
+    "--prefix-hits 0.5": "prefix cache",
+    "--refuse-resets 1000": "refused to reset",
+}
+
+Outcomes = dict[str, Measurement | LoadFailed]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """Every server of the three tables measured, several at a time: they mostly wait."""
+
+    def outcome(switches: str) -> Measurement | LoadFailed:
+        protocol = SHORT.model_copy(update={"windows": 3, "max_windows": 3})
+        try:
+            return level(tmp_path_factory.mktemp("level"), *switches.split(), protocol=protocol)
+        except LoadFailed as failure:
+            return failure
+
+    every = (*BROKEN, *ODD, *DOUBTFUL)
+    with ThreadPoolExecutor(max_workers=6) as pool:
+        return dict(zip(every, pool.map(outcome, every), strict=True))
+
+
+@pytest.mark.parametrize("switches", BROKEN)
+def test_a_broken_answer_fails_the_level_and_is_quoted(switches: str, outcomes: Outcomes) -> None:
     """What the peers count as success is a failed level here, with the first error's text."""
-    with pytest.raises(LoadFailed) as caught:
-        level(tmp_path, *switches)
-    assert quoted in caught.value.message
-    assert any(quoted in error for error in caught.value.evidence["errors"])
+    failure = outcomes[switches]
+    assert isinstance(failure, LoadFailed)
+    assert BROKEN[switches] in failure.message
+    assert any(BROKEN[switches] in error for error in failure.evidence["errors"])
 
 
-@pytest.mark.parametrize(
-    "switches",
-    [
-        (),
-        ("--split",),
-        ("--merge",),
-        ("--comments",),
-        ("--crlf",),
-        ("--crlf", "--merge", "--comments", "--split"),
-        ("--close",),
-        ("--empty-first",),
-        ("--usage", "token_ids"),
-        ("--usage", "both", "--tokens-per-chunk", "mix:1,2,4,8"),
-        ("--tokens-per-chunk", "mix:1,2,4,8", "--first-chunk-tokens", "4"),
-        ("--refuse-resets", "2"),
-        ("--max-running", "2"),
-    ],
-)
-def test_an_odd_but_right_stream_counts_exactly(switches: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("switches", ODD)
+def test_an_odd_but_right_stream_counts_exactly(switches: str, outcomes: Outcomes) -> None:
     """However the bytes are cut and dressed, every token is counted once, and the server agrees."""
-    found = level(tmp_path, *switches)
+    found = outcomes[switches]
+    assert isinstance(found, Measurement)
     assert found.valid, found.reason
     assert found.tokens_client == found.tokens_server
     assert found.requests_failed == 0
     assert found.protocol == "steady"
+
+
+@pytest.mark.parametrize("switches", DOUBTFUL)
+def test_a_doubtful_level_is_void(switches: str, outcomes: Outcomes) -> None:
+    """No figure to rank by is left, the reason says why, and what explains it stays."""
+    found = outcomes[switches]
+    assert isinstance(found, Measurement)
+    assert not found.valid
+    assert DOUBTFUL[switches] in (found.reason or "")
+    assert found.output_tok_s is None
+    assert found.requests_ok > 0
 
 
 def test_an_empty_first_chunk_is_no_first_token(tmp_path: Path) -> None:
@@ -97,26 +133,6 @@ def test_an_empty_first_chunk_is_no_first_token(tmp_path: Path) -> None:
     assert found.ttft_ms is not None
     assert found.ttft_ms.p50 is not None
     assert found.ttft_ms.p50 >= 10
-
-
-@pytest.mark.parametrize(
-    ("switches", "reason"),
-    [
-        (("--usage", "none"), "does not say how many tokens"),
-        (("--counter-off", "0.01"), "the server counted"),
-        (("--conn-cap", "2"), "did not reach the server"),
-        (("--prefix-hits", "0.5"), "prefix cache"),
-        (("--refuse-resets", "1000"), "refused to reset"),
-    ],
-)
-def test_a_doubtful_level_is_void(switches: tuple[str, ...], reason: str, tmp_path: Path) -> None:
-    """No figure to rank by is left, the reason says why, and what explains it stays."""
-    protocol = SHORT.model_copy(update={"windows": 4, "max_windows": 4})
-    found = level(tmp_path, *switches, protocol=protocol)
-    assert not found.valid
-    assert reason in (found.reason or "")
-    assert found.output_tok_s is None
-    assert found.requests_ok > 0
 
 
 def test_final_usage_only_gives_the_naive_figure(tmp_path: Path) -> None:
