@@ -15,6 +15,7 @@ import pytest
 
 from runner.errors import FailureKind, TrialFailure
 from runner.node import Node
+from runner.schema.launch import TrialOrder
 from runner.serving.processes import marked
 from tests.fakes.trials import order
 
@@ -49,6 +50,17 @@ def held() -> dict[str, float]:
     }
 
 
+def one_trial(node: Node, trial: TrialOrder, *, measured: bool) -> FailureKind | None:
+    """Start and perhaps measure; the kind of failure, if it failed."""
+    try:
+        node.start(trial)
+        if measured:
+            assert node.measure(1)[0].requests_ok > 0
+    except TrialFailure as failure:
+        return failure.kind
+    return None
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_two_hundred_trials_leave_nothing(tmp_path: Path) -> None:
@@ -65,17 +77,13 @@ def test_two_hundred_trials_leave_nothing(tmp_path: Path) -> None:
         fault = dice.choice(list(FAULTS)) if dice.random() < SHARE_OF_FAULTS else ""
         faults += bool(fault)
         trial = order(tmp_path, fault, number=number)
-        try:
-            node.start(trial)
-            assert not fault, fault
-            if failed_at is not None:
-                recoveries_s.append(time.monotonic() - failed_at)
-                failed_at = None
-            if number % MEASURED_EVERY == 0:
-                assert node.measure(1)[0].requests_ok > 0
-        except TrialFailure as failure:
-            assert failure.kind == FAULTS[fault], (fault, failure)
+        kind = one_trial(node, trial, measured=number % MEASURED_EVERY == 0)
+        assert kind == FAULTS.get(fault), fault
+        if kind is not None:
             failed_at = failed_at or time.monotonic()
+        elif failed_at is not None:
+            recoveries_s.append(time.monotonic() - failed_at)
+            failed_at = None
         node.stop()
         assert [one for one in marked(trial.marker) if one.marker == trial.marker] == []
     after = held()
