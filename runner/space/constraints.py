@@ -47,8 +47,8 @@ class Constraint:
     document: Document = field(repr=False, compare=False)
     where: Where = field(repr=False, compare=False)
 
-    def holds(self, value_of: Callable[[str], Any]) -> bool:
-        """Whether the expression is true.
+    def broken(self, value_of: Callable[[str], Any]) -> str | None:
+        """Why the expression is not true, with the values of its names; None when it is, or when a value is unknown.
 
         Args:
             value_of: Name -> value; raises ``Unknown`` for one without.
@@ -56,13 +56,22 @@ class Constraint:
         Raises:
             UsageError: The expression cannot be evaluated (types that do not go together, division by zero).
         """
-        evaluator = EvalWithCompoundTypes(functions=_FUNCTIONS, names=lambda node: value_of(node.id))
+        seen: dict[str, Any] = {}
+
+        def look_up(node: ast.Name) -> Any:  # whatever a setting may be
+            seen[node.id] = value_of(node.id)
+            return seen[node.id]
+
+        evaluator = EvalWithCompoundTypes(functions=_FUNCTIONS, names=look_up)
         try:
-            return bool(evaluator.eval(self.text, previously_parsed=self.tree))
+            if evaluator.eval(self.text, previously_parsed=self.tree):
+                return None
         except Unknown:
-            return True
+            return None
         except (InvalidExpression, TypeError, ValueError, ArithmeticError) as error:
             raise self.document.error(self.where, f"cannot evaluate `{self.text}`: {error}") from None
+        values = ", ".join(f"{name} {value}" for name, value in seen.items())
+        return f"breaks `{self.text}` ({values})" if values else f"breaks `{self.text}`"
 
 
 def parse_constraint(text: str, known: Set[str], document: Document, where: Where) -> Constraint:

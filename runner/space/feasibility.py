@@ -112,5 +112,6 @@ def _verdicts(space: Space, params: dict[str, Scalar]) -> Iterator[tuple[str, se
                 yield reason, reading.read
     for constraint in space.constraints:
         reading = Reading(state, space.around)
-        if not constraint.holds(lambda name, seen=reading: constraint_value(name, seen, by_name, params)):  # type: ignore[misc]
-            yield f"breaks `{constraint.text}`", reading.read
+        reason = constraint.broken(lambda name, seen=reading: constraint_value(name, seen, by_name, params))  # type: ignore[misc]
+        if reason is not None:
+            yield reason, reading.read

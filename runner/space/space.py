@@ -99,8 +99,8 @@ class Space:
         config = LaunchConfig(model=self.model, flags=flags, structured=structured, env=env, gpus=gpus)
         # The baseline is what it is: constraints say what may be proposed beside it.
         asked = self.constraints if params else ()
-        broken = [f"breaks `{c.text}`" for c in asked if not c.holds(self.values(state, params))]
-        return config, (*broken_rules(reading), *broken)
+        broken = (constraint.broken(self.values(state, params)) for constraint in asked)
+        return config, (*broken_rules(reading), *filter(None, broken))
 
     def state(self, params: Params) -> State:
         """Settings after ``params``, presets not yet calculated. Raises ``UsageError`` for params that do not fit."""

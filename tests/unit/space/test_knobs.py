@@ -184,7 +184,7 @@ constraints:
     space = space_of(tmp_path, text, experiment_of(defaults={"flags": {"tensor-parallel-size": 8}}))
     assert space.baseline().gpus == 8
     assert space.resolve({"tp": "4", "pp": "2"}).gpus == 8
-    assert infeasible(space, {"tp": "4"}) == "breaks `tp * pp == gpus`"
+    assert infeasible(space, {"tp": "4"}) == "breaks `tp * pp == gpus` (tp 4, pp 1, gpus 8)"
     assert space.count() == 4
     unset = space_of(tmp_path, text)
     assert unset.baseline().gpus == 1
