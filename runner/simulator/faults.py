@@ -1,6 +1,7 @@
 """Faults on demand: ``SIMULATED_FAULT`` holds them, separated by ``;`` (a message may hold commas and colons).
 
-A fault is ``name``, ``name:value`` or ``name=value``. Phases are ``process``, ``config``, ``init``, ``weights``, ``compile``, ``profile``, ``capture`` and ``first_token``.
+A fault is ``name``, ``name:value`` or ``name=value``. Phases are ``process``, ``config``, ``init``, ``weights``,
+``compile``, ``profile``, ``capture`` and ``first_token``.
 """
 
 import re
