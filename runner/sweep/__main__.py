@@ -160,9 +160,10 @@ def run_study(plan: Plan, options: Options, study: StudyFiles, console: Console,
     searcher = Searcher(
         plan.space, plan.experiment, study=plan.study, storage=root / "study.db", records=study.records()
     )
-    unit = "simulated tok/s" if plan.experiment.engine.kind == "simulated" else "tok/s"
-    gpus = plan.gpus if plan.experiment.engine.kind == "simulated" else None
-    display = Display(console, trials=plan.experiment.budget.trials, unit=unit)
+    simulated = plan.experiment.engine.kind == "simulated"
+    # A local Ray is told of a described node's GPUs, and finds real ones by itself.
+    gpus = plan.gpus if simulated else None
+    display = Display(console, trials=plan.experiment.budget.trials, simulated=simulated)
     with Tracking(root, study.description) as tracking:
         # Its stores are made while the first server starts.
         tracking.open(study.folder, study.records())

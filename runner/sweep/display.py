@@ -33,13 +33,13 @@ class Display:
     Args:
         console: Where to.
         trials: Trials of the whole study.
-        unit: What a tok/s is called here: ``tok/s`` or ``simulated tok/s``.
+        simulated: Whether every number shown is simulated, and called so.
     """
 
-    def __init__(self, console: Console, *, trials: int, unit: str) -> None:
+    def __init__(self, console: Console, *, trials: int, simulated: bool) -> None:
         self._console = console
         self._trials = trials
-        self._unit = unit
+        self._simulated = simulated
         self._began = time.monotonic()
         self._spent_s: list[float] = []
         self._best = "none yet"
@@ -83,7 +83,7 @@ class Display:
 
     def measured(self, measurement: Measurement) -> None:
         """One level's line, in the manner people know."""
-        self.say("  " + level_line(measurement))
+        self.say("  " + level_line(measurement) + ("  (simulated)" if self._simulated else ""))
 
     def ended(self, record: TrialRecord, done: int, best: str) -> None:
         """A trial's last line, and the bars moved on."""

@@ -1,0 +1,90 @@
+"""A small simulated study, and a sweep as a process that can be watched, interrupted and killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+EXPERIMENT = """
+name: small
+engine: {kind: simulated, node: 2x-h200-p2p-off}
+model: qwen3-8b
+workload: {prompts: random_tokens, vocabulary: 30000, input_tokens: 16, output_tokens: 16}
+ladder: [1, 4]
+protocol: {warmup_min_s: 0.5, warmup_max_s: 1, window_s: 2, windows: 1, max_windows: 1}
+goal: {concurrency: 1, output_tok_s: 100}
+budget: {trials: 4}
+search: {baseline_starts: 1, finalists: 0}
+defaults:
+  flags: {tensor-parallel-size: 2, max-model-len: 4096}
+"""
+
+SPACE = """
+knobs:
+  max_seqs: {flag: max-num-seqs, choices: [1, 2, 64]}
+  eager: {flag: enforce-eager, choices: [true]}
+"""
+
+
+class Sweep:
+    """One ``python -m runner.sweep``; its lines are read as they come."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.lines: list[str] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "runner.sweep", "--space", "space.yaml", "--experiment", "small.yaml", *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for(self, words: str, within_s: float = 120.0) -> None:
+        """Waits until a line holds ``words``."""
+        deadline = time.monotonic() + within_s
+        while not any(words in line for line in self.lines):
+            if time.monotonic() > deadline or (self._process.poll() is not None and not self._reader.is_alive()):
+                pytest.fail(f"no line said {words!r}:\n{self.text}")
+            time.sleep(0.05)
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self, within_s: float = 200.0) -> int:
+        """Waits for the end; returns the exit code."""
+        code = self._process.wait(within_s)
+        self._reader.join(10)
+        return code
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the small study's two files."""
+    (tmp_path / "small.yaml").write_text(EXPERIMENT)
+    (tmp_path / "space.yaml").write_text(SPACE)
+    return tmp_path

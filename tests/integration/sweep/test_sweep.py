@@ -1,0 +1,205 @@
+"""The whole loop on the simulated engine: real processes, a local Ray, real SQLite stores."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from runner.serving.processes import marked
+from runner.sweep.__main__ import main
+from tests.integration.sweep.conftest import EXPERIMENT, ROOT, SPACE, Sweep
+
+STUDY = "small-space"
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """The study's records."""
+    text = (folder / "results" / STUDY / "trials.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def sql(path: Path, query: str) -> list[Any]:
+    """First column of a query."""
+    with sqlite3.connect(path) as store:
+        return [row[0] for row in store.execute(query)]
+
+
+def wait_until_gone(prefix: str, within_s: float = 15.0) -> None:
+    """Every process of the study ends by itself within the time."""
+    deadline = time.monotonic() + within_s
+    while left := marked(prefix):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def swept(
+    folder: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
+    """Exit code and output of a sweep that is to start nothing, in this process."""
+    monkeypatch.chdir(folder)
+    before = os.umask(0o022)
+    try:
+        code = main(["--space", "space.yaml", "--experiment", "small.yaml", *words])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    finally:
+        os.umask(before)
+    told = capsys.readouterr()
+    return code, told.out + told.err
+
+
+def test_a_sweep_measures_records_tracks_and_exports(folder: Path) -> None:
+    """One command: every store agrees, every number is called simulated, and the winner exports."""
+    sweep = Sweep(folder)
+    assert sweep.end() == 0, sweep.text
+    found = records(folder)
+    assert [record["number"] for record in found] == [0, 1, 2, 3]
+    assert found[0]["role"] == "baseline"
+    assert found[0]["params"] == {}
+    assert all(record["simulated"] for record in found)
+    assert all(m["valid"] for record in found for m in record["measurements"]), sweep.text
+    assert {m["concurrency"] for m in found[0]["measurements"]} == {1, 4}
+    assert "SIMULATED" in sweep.text
+    with_figures = [line for line in sweep.lines if " ok (" in line or "best " in line or " baseline" in line]
+    assert len(with_figures) > 8
+    assert all("simulated" in line or "none yet" in line or "every knob" in line for line in with_figures), sweep.text
+
+    results = folder / "results"
+    states = sql(results / "study.db", "select state from trials")
+    assert sorted(states) == ["COMPLETE"] * 4
+    assert set(sql(results / "mlflow.db", "select status from runs")) == {"FINISHED"}
+    keys = set(sql(results / "mlflow.db", "select distinct key from metrics"))
+    assert {"output_tok_s", "output_tok_s_c1", "output_tok_s_c4", "best_so_far_tok_s", "percent_of_goal"} <= keys
+    trial = results / STUDY / found[1]["folder"]
+    assert {"server.log", "asked.json", "effective.json", "samples-c1.parquet"} <= {p.name for p in trial.iterdir()}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in results.rglob("*")), "files are the user's own"
+    wait_until_gone(STUDY)
+
+    best = [sys.executable, "-m", "runner.best", "--export", "profile.yaml"]
+    done = subprocess.run(best, cwd=folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    profile = (folder / "profile.yaml").read_text()
+    assert profile.lstrip("# \n").startswith("engine: simulated"), profile
+    assert yaml.safe_load(profile)["chosen"]["study"] == STUDY
+
+    again = Sweep(folder)
+    assert again.end() == 0
+    assert records(folder) == found, "a finished study prints its table and runs nothing"
+    assert "trial 0" not in again.text
+
+
+def test_ctrl_c_closes_the_trial_and_the_same_command_goes_on(folder: Path) -> None:
+    """Interrupted in mid-ladder: the server goes, the trial is closed as cancelled, and is tried once more later."""
+    sweep = Sweep(folder)
+    sweep.wait_for("trial 1")
+    sweep.wait_for("C=   4")
+    sweep.lines.append("--- interrupted")
+    sweep.send(signal.SIGINT)
+    assert sweep.end() == 130, sweep.text
+    wait_until_gone(STUDY)
+    before = records(folder)
+    assert "goes on where this left off" in sweep.text
+
+    again = Sweep(folder)
+    assert again.end() == 0, again.text
+    after = records(folder)
+    assert after[: len(before)] == before
+    complete = [record for record in after if record["outcome"] == "complete"]
+    assert len(complete) == 4
+    cancelled = [record for record in before if record["outcome"] == "failed"]
+    assert all(record["failure"]["kind"] == "cancelled" for record in cancelled)
+    fingerprints = [record["fingerprint"] for record in complete]
+    assert len(set(fingerprints)) == 4, "nothing finished is run twice"
+    assert all(record["fingerprint"] in fingerprints for record in cancelled), "what was cut short is tried once more"
+
+
+@pytest.mark.parametrize("at", ["  weights", "  C=4"])
+def test_a_killed_driver_loses_nothing_and_leaves_nothing(folder: Path, at: str) -> None:
+    """SIGKILL of the driver: every process of the trial ends, and the next run closes the trial and goes on."""
+    sweep = Sweep(folder)
+    sweep.wait_for(at)
+    sweep.kill()
+    wait_until_gone(STUDY)
+
+    again = Sweep(folder, "--trials", "3")
+    assert again.end() == 0, again.text
+    found = records(folder)
+    assert found[0]["failure"]["kind"] == "cancelled"
+    assert [record["outcome"] for record in found[1:]] == ["complete"] * 3
+    assert found[1]["fingerprint"] == found[0]["fingerprint"]
+    results = folder / "results"
+    assert "RUNNING" not in sql(results / "study.db", "select state from trials")
+    assert "RUNNING" not in sql(results / "mlflow.db", "select status from runs")
+
+
+def test_an_edited_space_is_refused_and_can_be_forked(folder: Path) -> None:
+    """A changed space stops with the difference; a fork takes the finished trials over and runs only what is new."""
+    assert Sweep(folder, "--trials", "2").end() == 0
+    (folder / "space.yaml").write_text(SPACE.replace("[1, 2, 64]", "[1, 2, 64, 128]"))
+    refused = Sweep(folder, "--trials", "3")
+    assert refused.end() == 2
+    assert "- 64" in refused.text
+    assert "--fork" in refused.text
+
+    forked = Sweep(folder, "--trials", "3", "--study", "wider", "--fork", STUDY)
+    assert forked.end() == 0, forked.text
+    lines = (folder / "results" / "wider" / "trials.jsonl").read_text().splitlines()
+    assert [json.loads(line)["number"] for line in lines] == [0, 1, 2]
+    assert [json.loads(line)["fingerprint"] for line in lines[:2]] == [r["fingerprint"] for r in records(folder)]
+    assert "trial 2" in forked.text
+    assert "trial 1 " not in forked.text
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words", "telling"),
+    [
+        ("space.yaml", SPACE, ("--space", "nowhere"), ["no search space `nowhere`", "nccl.yaml"]),
+        ("space.yaml", SPACE, ("--experiment", "nowhere"), ["no experiment `nowhere`", "local-cpu.yaml"]),
+        ("space.yaml", "knobs: {a: {flag: x, choices: [1}", (), ["space.yaml:1"]),
+        ("space.yaml", SPACE + "unknown_key: 1\n", (), ["space.yaml:5:1", "unknown_key"]),
+        ("space.yaml", SPACE.replace("[true]", "7"), (), ["space.yaml:4", "eager"]),
+        ("small.yaml", EXPERIMENT.replace("[1, 4]", "[4, 1]"), (), ["small.yaml:6", "ladder"]),
+        ("small.yaml", EXPERIMENT.replace("window_s: 2", "window_s: -2"), (), ["small.yaml:7", "-2"]),
+        ("small.yaml", EXPERIMENT.replace("qwen3-8b", "nowhere"), (), ["nowhere"]),
+        ("small.yaml", EXPERIMENT, ("--model", "./nowhere"), ["nowhere"]),
+        ("small.yaml", EXPERIMENT, ("--trials", "0"), ["--trials 0"]),
+        ("small.yaml", EXPERIMENT, ("--serve=--port 8000",), ["port"]),
+        ("small.yaml", EXPERIMENT, ("--serve=max-model-len",), ["begins with"]),
+    ],
+)
+def test_bad_input_is_one_message_and_starts_nothing(
+    folder: Path,
+    file: str,
+    text: str,
+    words: tuple[str, ...],
+    telling: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 2, a message that names file, line and value, and no results folder."""
+    (folder / file).write_text(text)
+    code, said = swept(folder, words, monkeypatch, capsys)
+    assert code == 2, said
+    for words_told in telling:
+        assert words_told in said
+    assert "Traceback" not in said
+    assert not (folder / "results").exists()
+
+
+def test_a_dry_run_shows_everything_and_starts_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The resolved experiment, the knobs, the exact command line; no results folder."""
+    code, said = swept(folder, ("--dry-run",), monkeypatch, capsys)
+    assert code == 0
+    for words in ("window_s: 2.0", "max_seqs", "--tensor-parallel-size 2", "SIMULATED_NODE=", "nothing was started"):
+        assert words in said
+    assert not (folder / "results").exists()

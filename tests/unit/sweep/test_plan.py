@@ -1,0 +1,70 @@
+"""Which experiment a space gets, and what the machine adds to it."""
+
+from pathlib import Path
+
+import pytest
+
+from runner.errors import UsageError
+from runner.schema.experiment import Engine
+from runner.sweep.plan import Options, default_experiment, make_plan, model_of
+from tests.studies import experiment
+
+
+@pytest.mark.parametrize(
+    ("space", "gpus", "expected"),
+    [
+        ("cpu.yaml", 0, "local-cpu"),
+        ("search_spaces/cpu.yaml", 8, "local-cpu"),
+        ("nccl.yaml", 8, "local-gpu"),
+        ("nccl", 0, "simulated-8xpcie"),
+    ],
+)
+def test_the_space_and_the_machine_choose_the_experiment(space: str, gpus: int, expected: str) -> None:
+    """A CPU space is for CPUs; others are real where GPUs are, and simulated only where none is."""
+    assert default_experiment(space, gpus) == expected
+
+
+def test_a_missing_model_folder_is_said_before_anything_starts() -> None:
+    """A path that is not there is no hub name."""
+    with pytest.raises(UsageError, match="is not there"):
+        model_of(experiment().model_copy(update={"model": "./no-such-model"}))
+
+
+def test_a_hub_name_is_passed_on_without_facts() -> None:
+    """Nothing is known of a model that only a hub has, and nothing is ruled out by it."""
+    assert model_of(experiment().model_copy(update={"model": "org/name"})) == ("org/name", None)
+
+
+def test_a_broken_model_folder_is_said(tmp_path: Path) -> None:
+    """A folder whose config.json is no model's names the file."""
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"config\.json"):
+        model_of(experiment().model_copy(update={"model": str(tmp_path)}))
+
+
+def test_no_compiler_means_eager_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a C++ compiler the CPU experiment's default is eager, in one line."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    plan = make_plan(Options(space="cpu.yaml"))
+    assert plan.experiment.defaults.flags["enforce-eager"] is True
+    assert any("C++ compiler" in note for note in plan.notes)
+
+
+def test_a_sweep_without_gpus_is_called_simulated() -> None:
+    """A space that needs GPUs gets a simulated node here, and the first note says so."""
+    plan = make_plan(Options(space="nccl.yaml"))
+    assert plan.experiment.engine.kind == "simulated"
+    assert "SIMULATED" in plan.notes[0]
+
+
+def test_a_real_gpu_experiment_without_gpus_is_refused() -> None:
+    """Naming a real experiment on a machine without GPUs is an error, never a silent simulation."""
+    with pytest.raises(UsageError, match="needs a GPU"):
+        make_plan(Options(space="nccl.yaml", experiment="local-gpu"))
+
+
+def test_an_engine_on_a_cpu_has_no_gpus() -> None:
+    """GPUs of the machine do not count for a CPU experiment."""
+    assert make_plan(Options(space="cpu.yaml")).gpus == 0
+    assert Engine(device="cpu").gpus is None
