@@ -30,9 +30,6 @@ class Api:
         root: MODEL as given on the command line.
         vocabulary: Ids below it are valid.
         info: What ``/server_info`` tells.
-
-    Attributes:
-        on_tokens: Called with the tokens generated so far; the faults count by it.
     """
 
     def __init__(
@@ -41,7 +38,6 @@ class Api:
         self.live = Live(engine, self._deliver)
         self.metrics = Metrics(engine, names[0], faults)
         self.dead = False
-        self.on_tokens: Callable[[int], None] = lambda tokens: None
         self._engine = engine
         self._faults = faults
         self._names = tuple(names)
@@ -185,7 +181,6 @@ class Api:
         elif chunk.finished:
             del self._open[chunk.request]
             self.metrics.finish(chunk.request, part.reason, chunk.at_s)
-        self.on_tokens(self._engine.counters.generation_tokens)
 
     def _gone(self, answer: Answer) -> None:
         for part in answer.parts:

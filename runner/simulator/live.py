@@ -20,11 +20,13 @@ class Live:
         deliver: Called with each chunk when it is due.
 
     Attributes:
+        on_tokens: Called with the tokens generated so far whenever time has passed; the faults count by it.
         lateness_s: How late the latest chunks were delivered after their planned time.
     """
 
     def __init__(self, engine: Engine, deliver: Callable[[Chunk], None]) -> None:
         self.engine = engine
+        self.on_tokens: Callable[[int], None] = lambda tokens: None
         self.lateness_s: deque[float] = deque(maxlen=LATENESS_SAMPLES)
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
@@ -67,4 +69,5 @@ class Live:
                 return
             self.lateness_s.append(now_s - chunk.at_s)
             self._deliver(chunk)
+        self.on_tokens(self.engine.counters.generation_tokens)
         self._arm()

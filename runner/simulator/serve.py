@@ -186,7 +186,7 @@ class _Server:
             self._tasks.add(loop.create_task(self._flood(faults.log_flood)))
         if faults.hangs("first_token"):
             api.live.freeze()
-        api.on_tokens = lambda tokens: self._on_tokens(api, faults, tokens)
+        api.live.on_tokens = lambda tokens: self._on_tokens(api, faults, tokens)
 
     def _on_tokens(self, api: Api, faults: Faults, tokens: int) -> None:
         message = faults.crash("first_token")

@@ -66,8 +66,9 @@ def test_its_own_pick_by_size() -> None:
     [
         ({}, False),
         ({"NCCL_P2P_LEVEL": "SYS"}, False),
-        ({"NCCL_P2P_LEVEL": "PHB"}, True),
-        ({"NCCL_P2P_LEVEL": "phb"}, False),
+        ({"NCCL_P2P_LEVEL": "PHB"}, False),
+        ({"NCCL_P2P_LEVEL": "PIX"}, True),
+        ({"NCCL_P2P_LEVEL": "pix"}, False),
         ({"NCCL_P2P_LEVEL": "0"}, True),
         ({"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "SYS"}, True),
     ],
