@@ -32,6 +32,8 @@ MERGED_UP_TO = 128
 WORKER_SHARE = 0.5
 """Share of a step's host time that falls to the worker, which cannot launch meanwhile; the rest is the engine process's
 and overlaps with launching under async scheduling. An estimate: it makes both eager rows at C=64 and C=256 fit."""
+SLICE = 32
+"""Chunks of one message that leave together; a message's chunks leave one after another while it is worked on."""
 FULL_BACKLOG = 100
 """Waiting output messages at which ``Host.api_backlog`` counts in full."""
 
@@ -174,7 +176,8 @@ class Engine:
         if isinstance(job, Request):
             together = [job, *(other for other in self._api_queue if isinstance(other, Request))]
             self._api_queue = deque(other for other in self._api_queue if not isinstance(other, Request))
-            self._after_api(len(together) * self._node.host.api_request_ms * 1e-3, self._taken_in, together)
+            cost_s = self._api_cost_s(len(together) * self._node.host.api_request_ms * 1e-3)
+            self._at(self.now_s + cost_s, self._taken_in, together)
             return
         backlog = min(len(self._api_queue), FULL_BACKLOG) / FULL_BACKLOG
         message = self._merged(job)
@@ -183,12 +186,16 @@ class Engine:
         leaving = [output for output in message if self._leaves(output)]
         host = self._node.host
         cost_us = host.api_token_us * sum(output.tokens for output in message) + host.api_chunk_us * len(leaving)
-        self._after_api(cost_us * 1e-6 * (1.0 + host.api_backlog * backlog), self._sent, leaving)
+        cost_s = self._api_cost_s(cost_us * 1e-6 * (1.0 + host.api_backlog * backlog))
+        for begin in range(0, len(leaving), SLICE):
+            part = leaving[begin : begin + SLICE]
+            self._at(self.now_s + cost_s * (begin + len(part)) / len(leaving), self._sent, part)
+        self._at(self.now_s + cost_s, self._api_next)
 
-    def _after_api(self, cost_s: float, happen: Callable[[Any], None], subject: Any) -> None:
+    def _api_cost_s(self, cost_s: float) -> float:
         cost_s *= self._api_speed / self.launch.api_servers
         self.counters.api_busy_s += cost_s
-        self._at(self.now_s + cost_s, happen, subject)
+        return cost_s
 
     def _merged(self, outputs: list[_Output]) -> list[_Output]:
         if len(outputs) > MERGED_UP_TO:
@@ -221,9 +228,8 @@ class Engine:
             self._chunks.append(Chunk(request, request.unsent, self.now_s, output.last))
             request.sent += request.unsent
             request.unsent = 0
-        self._api_next()
 
-    def _api_next(self) -> None:
+    def _api_next(self, _: object = None) -> None:
         self._api_busy = False
         if self._api_queue:
             self._serve_api()
