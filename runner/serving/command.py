@@ -14,6 +14,9 @@ from runner.space.environment import server_env
 PYTHON_VARIABLE = "TOK100_PYTHON"
 """Interpreter that has vLLM, when it is not this one."""
 
+_NCCL_EVIDENCE = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING"}
+"""Makes NCCL log which algorithm and protocol it takes for which size; far too much for a timed run."""
+
 LAUNCHER = Path(__file__).with_name("vllm_cli.py")
 _ROOT = Path(runner.__file__).parents[1]
 
@@ -57,6 +60,8 @@ def environment(
         # This runner's deadlines end a start, not the API server's: that one would leave its engine behind.
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(ready_s) + 300),
     }
+    if order.evidence:
+        env |= _NCCL_EVIDENCE
     if Path(order.model).is_dir():
         env["HF_HUB_OFFLINE"] = "1"
     if order.engine.kind == "simulated":

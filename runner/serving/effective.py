@@ -13,11 +13,18 @@ _ALL_REDUCE = re.compile(r"Using \[(?P<value>[^\]]*)\] all-reduce backends")
 _NCCL = re.compile(r"vLLM is using nccl==(?P<value>[\w.]+)")
 _RUNNER = re.compile(r"using the (?P<value>V[12]) model runner|Using (?P<other>V2) Model Runner", re.I)
 _ATTENTION = re.compile(r"Using (?P<value>\w+) (attention )?backend\b|Using (?P<other>[\w ]+) backend on V1 engine")
+_NCCL_CHOICE = re.compile(r"NCCL INFO (?P<call>\w+): (?P<size>\d+) Bytes -> Algo (?P<algo>\w+) proto (?P<proto>\w+)")
+"""NCCL's tuning log (src/enqueue.cc, NCCL_DEBUG_SUBSYS=TUNING); numbers before 2.24, names since."""
+
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+_PROTOCOLS = ("LL", "LL128", "SIMPLE")
+"""nccl/src/include/nccl_common.h, in the order of their numbers."""
+
 _CACHE = re.compile(r"(GPU|CPU) KV cache size: (?P<value>[\d,]+) tokens")
 _DEGRADED = re.compile(
-    r"Truncating max_cudagraph_capture_size|overridden by config|is not compatible with compilation mode"
-    r"|is not supported with spec-decode|skipping allreduce fusion pass|Falling back to|falling back to"
-    r"|[Aa]sync scheduling .*(disabled|not supported)|Unknown vLLM environment variable|custom allreduce is disabled"
+    r"Truncating max_cudagraph_capture_size|is overridden by config|is not compatible with compilation mode"
+    r"|is not supported with spec-decode|skipping allreduce fusion pass|Unknown vLLM environment variable"
+    r"|[Aa]sync(hronous)? scheduling (is|will be) disabled|Disabling asynchronous scheduling"
 )
 """Signs that something asked for was taken back (vllm/config, vllm/compilation, vllm/distributed)."""
 
@@ -52,6 +59,7 @@ def effective(lines: Sequence[str], server_info: Mapping[str, Any] | None) -> Ef
         runner=_runner(lines),
         async_scheduling=scheduling if isinstance(scheduling, bool) else None,
         nccl_version=_first(_NCCL, lines),
+        nccl_choice=nccl_choice(lines),
         attention=_first(_ATTENTION, lines),
         kv_cache_tokens=int(cache.replace(",", "")) if cache else None,
         settings=settings,
@@ -70,6 +78,19 @@ def graph_mode(value: FlagValue | None) -> str | None:
     if isinstance(key, str):
         return key.removeprefix("CUDAGraphMode.")
     return _GRAPH_MODES.get(key) if isinstance(key, int | tuple) else None
+
+
+def nccl_choice(lines: Iterable[str]) -> dict[str, str] | None:
+    """NCCL's own choice by operation and bytes, e.g. ``AllReduce 16384`` -> ``RING/LL``; None when it did not tell."""
+    found = {}
+    for match in filter(None, map(_NCCL_CHOICE.search, lines)):
+        algorithm, protocol = _named(match["algo"], _ALGORITHMS), _named(match["proto"], _PROTOCOLS)
+        found[f"{match['call']} {match['size']}"] = f"{algorithm}/{protocol}"
+    return found or None
+
+
+def _named(told: str, names: Sequence[str]) -> str:
+    return names[int(told)] if told.isdigit() and int(told) < len(names) else told
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, FlagValue | None]]:

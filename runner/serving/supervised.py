@@ -1,20 +1,20 @@
 """The node's end of a supervisor: start one, hear what it says, ask it to stop, step in when it dies."""
 
+import contextlib
+import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import runner
 from runner.errors import EnvironmentFault
 from runner.serving.processes import reap, send
+from runner.serving.supervisor import LOG_NAME, ServerOrder
 
 _ROOT = str(Path(runner.__file__).parents[1])
 _PROGRAM = f"import sys; sys.path.append({_ROOT!r}); from runner.serving.supervisor import main; main()"
@@ -24,7 +24,7 @@ _MARGIN_S = 15.0
 """What a supervisor may take beyond the grace given to the server before the node takes over."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Stopped:
     """How a server's tree went.
 
@@ -37,57 +37,30 @@ class Stopped:
     obeyed: bool
     left: tuple[int, ...]
     by: str
-    durations_s: dict[str, float] = field(default_factory=dict)
+    durations_s: dict[str, float] = dataclasses.field(default_factory=dict)
     log_error: str | None = None
 
 
 class Supervised:
-    """A server process and its tree, held by a supervisor of its own.
+    """A server process and its tree, held by a supervisor of its own."""
 
-    Args:
-        argv: The server's command line.
-        env: The server's whole environment; the marker is added.
-        folder: Where the server runs and its ``server.log`` goes.
-        marker: Carried by every process of the tree.
-        hidden: Values that must not reach the log.
-        owners: Processes beside this one whose end shall be the server's.
-    """
-
-    def __init__(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        *,
-        folder: Path,
-        marker: str,
-        hidden: Sequence[str] = (),
-        owners: Sequence[int] = (),
-    ) -> None:
-        self.marker = marker
-        self.log = folder / "server.log"
+    def __init__(self, order: ServerOrder) -> None:
+        self.marker = order.marker
+        self.log = Path(order.folder) / LOG_NAME
         self._events: dict[str, dict[str, Any]] = {}
         self._over = threading.Event()
         self._known = threading.Event()
-        with (folder / "supervisor.log").open("wb") as errors:
+        with (Path(order.folder) / "supervisor.log").open("wb") as errors:
             self._popen = subprocess.Popen(
                 [sys.executable, "-I", "-c", _PROGRAM],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                cwd=folder,
+                cwd=order.folder,
             )
-        order = {
-            "argv": list(argv),
-            "env": dict(env),
-            "cwd": str(folder),
-            "log": str(self.log),
-            "marker": marker,
-            "hidden": list(hidden),
-            "owners": [os.getpid(), *owners],
-        }
-        self._send(order)
+        self._send(dataclasses.asdict(order))
         self._popen.wait()  # The first process only forks; the supervisor itself is nobody's child any more.
-        threading.Thread(target=self._listen, name=f"events-{marker}", daemon=True).start()
+        threading.Thread(target=self._listen, name=f"events-{self.marker}", daemon=True).start()
         self._await_start()
 
     @property
@@ -123,6 +96,7 @@ class Supervised:
         if not self._over.wait(grace_s + _MARGIN_S):
             send(self.supervisor_pid, signal.SIGKILL)
             self._over.wait(_MARGIN_S)
+        self._let_go()
         left = reap(self.marker)
         waited_s = time.monotonic() - begin
         clean = self._events.get("clean")
@@ -149,10 +123,11 @@ class Supervised:
     def _listen(self) -> None:
         stream = self._popen.stdout
         assert stream is not None
-        for line in stream:
-            event = json.loads(line)
-            self._events[event.pop("event")] = event
-            self._known.set()
+        with stream:
+            for line in stream:
+                event = json.loads(line)
+                self._events[event.pop("event")] = event
+                self._known.set()
         if "clean" not in self._events:
             reap(self.marker)
         self._over.set()
@@ -162,12 +137,12 @@ class Supervised:
         self._known.wait(_MARGIN_S)
         if "started" in self._events:
             return
-        self.close()
+        self._let_go()
         reason = self._events.get("refused", {}).get("error", "the supervisor did not come up")
         raise EnvironmentFault(f"the server could not be started: {reason}", phase="process")
 
-    def close(self) -> None:
-        """Let go of the pipes; a supervisor that still runs takes this as the end of its node."""
-        for stream in (self._popen.stdin, self._popen.stdout):
-            if stream is not None:
-                stream.close()
+    def _let_go(self) -> None:
+        """Close our end of the pipe; a supervisor that still runs takes this as the end of its node."""
+        if self._popen.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # What it did not read, it never will.
+                self._popen.stdin.close()

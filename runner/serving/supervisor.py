@@ -12,14 +12,15 @@ import ctypes
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from runner.serving.log import CappedLog
 from runner.serving.processes import (
@@ -30,6 +31,7 @@ from runner.serving.processes import (
     identity,
     kill_all,
     marked,
+    remove_orphaned,
     send,
     shared_memory,
 )
@@ -37,6 +39,8 @@ from runner.serving.redaction import redact
 
 ABANDONED_GRACE_S = 4.0
 """From SIGTERM to SIGKILL when the node is gone: all must be over within 10 s."""
+
+LOG_NAME = "server.log"
 
 _VOLUNTARY_S = 1.0
 """What remains after the leader's own end may clean up (resource trackers free shared memory) before SIGKILL."""
@@ -46,17 +50,35 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-class Supervisor:
-    """Holds one server. ``run`` returns when nothing of it is left, or what is left cannot be killed.
+@dataclass(frozen=True)
+class ServerOrder:
+    """What a supervisor is told; goes to it as one JSON line.
 
-    Args:
-        order: ``argv``, ``env``, ``cwd``, ``log`` (path), ``marker``, ``hidden`` (values to keep out of the log) and
-            ``owners`` (pids: the node's own, and those it depends on; the first that ends ends the server).
+    Attributes:
+        argv: The server's command line.
+        env: The server's whole environment; the marker is added.
+        folder: Where the server runs and its ``server.log`` goes.
+        marker: Carried by every process of the tree.
+        owners: Processes whose end, whichever comes first, is the server's.
+        hidden: Values that must not reach the log.
+        remove: Folders that go when the server has gone.
     """
 
-    def __init__(self, order: dict[str, Any]) -> None:
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    folder: str
+    marker: str
+    owners: Sequence[int]
+    hidden: Sequence[str] = ()
+    remove: Sequence[str] = ()
+
+
+class Supervisor:
+    """Holds one server. ``run`` returns when nothing of it is left, or what is left cannot be killed."""
+
+    def __init__(self, order: ServerOrder) -> None:
         self._order = order
-        self._log = CappedLog(Path(order["log"]), lambda line: redact(line, order["hidden"]))
+        self._log = CappedLog(Path(order.folder) / LOG_NAME, lambda text: redact(text, order.hidden))
         self._selector = selectors.DefaultSelector()
         self._exit_code: int | None = None
         self._kill_at: float | None = None  # Set: take the server down, and no later than then by force.
@@ -81,12 +103,12 @@ class Supervisor:
 
     def _spawn(self) -> None:
         order = self._order
-        own = {TRIAL_VARIABLE: order["marker"], SUPERVISOR_VARIABLE: identity(os.getpid()) or "", "SPT_NOENV": "1"}
+        own = {TRIAL_VARIABLE: order.marker, SUPERVISOR_VARIABLE: identity(os.getpid()) or "", "SPT_NOENV": "1"}
         reading, writing = os.pipe()
         process = subprocess.Popen(
-            order["argv"],
-            env=order["env"] | own,
-            cwd=order["cwd"],
+            order.argv,
+            env={**order.env, **own},
+            cwd=order.folder,
             stdin=subprocess.DEVNULL,
             stdout=writing,
             stderr=writing,
@@ -114,9 +136,9 @@ class Supervisor:
         self._selector.register(0, selectors.EVENT_READ, self._read_requests)
         # The pipe alone would not tell while a process that the node forked still holds its other end.
         with contextlib.suppress(OSError):
-            for owner in self._order["owners"]:
+            for owner in self._order.owners:
                 self._selector.register(os.pidfd_open(owner), selectors.EVENT_READ, self._owner_gone)
-        if not all(identity(owner) for owner in self._order["owners"]):
+        if not all(identity(owner) for owner in self._order.owners):
             self._end_within(ABANDONED_GRACE_S)
 
     def _end_within(self, grace_s: float) -> None:
@@ -181,8 +203,9 @@ class Supervisor:
         self._shared_memory |= shared_memory(remaining)
         left = kill_all(self._victims_now, _KILL_S)
         self._serve(self._read_log)
-        for path in self._shared_memory:
-            path.unlink(missing_ok=True)
+        remove_orphaned(self._shared_memory)
+        for folder in self._order.remove:
+            shutil.rmtree(folder, ignore_errors=True)
         _tell(
             event="clean",
             killed=len(remaining),
@@ -202,7 +225,7 @@ class Supervisor:
                 handler(key.fd)
 
     def _victims(self) -> set[int]:
-        named = {process.pid for process in marked(self._order["marker"]) if process.marker == self._order["marker"]}
+        named = {process.pid for process in marked(self._order.marker) if process.marker == self._order.marker}
         return (descendants(os.getpid()) | group(self._leader) | named) - {os.getpid()}
 
 
@@ -214,7 +237,7 @@ def main() -> None:
     os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Ray blocks SIGINT in its children; a server must see it.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    Supervisor(json.loads(_read_line())).run()
+    Supervisor(ServerOrder(**json.loads(_read_line()))).run()
 
 
 def _read_line() -> bytes:

@@ -19,7 +19,7 @@ def run(folder: Path, fault: str, number: int = 0) -> TrialFailure | None:
     try:
         node.start(trial)
         measurement, _ = node.measure(2)
-        assert measurement.valid, measurement.reason
+        assert measurement.requests_ok > 0
     except TrialFailure as failure:
         failed = failure
     report = node.stop()

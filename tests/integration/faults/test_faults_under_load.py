@@ -147,7 +147,7 @@ def test_a_server_that_fails_under_load(tmp_path: Path, fault: str, kinds: tuple
     node.start(good)
     measurement, samples = node.measure(1)
     report = node.stop()
-    assert measurement.valid, measurement.reason
+    assert measurement.requests_ok > 0
     assert samples
     assert b"fake engine" in report.files["server.log"]
     assert left_of(good.marker) == []
