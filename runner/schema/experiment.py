@@ -216,7 +216,7 @@ class Search(Model):
             the lowest and the highest concurrency of the ladder.
         sampler: ``auto`` enumerates small spaces and uses TPE otherwise.
         seed: Seed of the study.
-        startup_trials: Random proposals before the sampler learns; None takes the sampler's own default.
+        startup_trials: Random proposals before the sampler learns; None: 5 (``runner/search/searcher.py``).
         baseline_starts: How often the baseline is started in all (first, and spread over the study).
         finalist_starts: Fresh starts each of the best configurations gets at the end.
         finalists: How many configurations get them.

@@ -18,6 +18,9 @@ from runner.verdict import baseline_tok_s, excess_percent, objective
 NOT_ITS_FAULT = (FailureKind.CANCELLED, FailureKind.ENVIRONMENT)
 """Failures that say nothing of the configuration: it is tried once more, and the first one costs no budget."""
 
+FIRST_TRIES = 2
+"""Starts the first baseline gets; a study whose baseline cannot run goes on without one."""
+
 REPEATS_SHARE = 3
 """At most one in this many trials after the first repeats a known configuration: short studies are for searching."""
 
@@ -115,16 +118,17 @@ def _baseline_due(
     records: Sequence[TrialRecord], running: Collection[Proposal], division: Slots, used: int, closing: bool
 ) -> Due | None:
     """The first, a second try if that failed, then one at each place; none any more if both tries failed."""
-    tries = [r for r in records if r.role is Role.BASELINE and not _is_cancelled(r)]
+    every = [r for r in records if _tried_baseline(r)]
     under_way = sum(proposal.role is Role.BASELINE for proposal in running)
-    worked = [r for r in tries if r.outcome is Outcome.COMPLETE]
+    worked = [r for r in every if r.outcome is Outcome.COMPLETE]
     if not worked:
-        owed = 2 if tries else 1
-        wanted = under_way == 0 and len(tries) < owed
+        wanted = under_way == 0 and len(every) < FIRST_TRIES
     else:
         owed = len(division.baselines) if closing else sum(place <= used for place in division.baselines)
-        wanted = len(tries) + under_way < owed
-    first = worked[0] if worked else next(iter(tries), None)
+        # The first one counts by having worked, however many tries it took.
+        later = [r for r in counted(records) if _tried_baseline(r) and r.number > worked[0].number]
+        wanted = 1 + len(later) + under_way < owed
+    first = worked[0] if worked else next(iter(every), None)
     return Due(Role.BASELINE, {}, None if first is None else first.number) if wanted else None
 
 
@@ -181,5 +185,6 @@ def excesses(record: TrialRecord, records: Sequence[TrialRecord], experiment: Ex
     return found
 
 
-def _is_cancelled(record: TrialRecord) -> bool:
-    return record.failure is not None and record.failure.kind is FailureKind.CANCELLED
+def _tried_baseline(record: TrialRecord) -> bool:
+    cancelled = record.failure is not None and record.failure.kind is FailureKind.CANCELLED
+    return record.role is Role.BASELINE and not cancelled

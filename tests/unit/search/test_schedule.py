@@ -72,6 +72,16 @@ def test_a_baseline_that_was_cancelled_is_not_a_failed_one() -> None:
     assert wanted.role is Role.BASELINE
 
 
+def test_a_baseline_start_lost_to_the_environment_is_made_up_for_once() -> None:
+    """A repeat that says nothing of the baseline is owed again, then no more."""
+    given = experiment(trials=4)
+    records = [record(0, 10.0, role=Role.BASELINE), *(record(i, 11.0, params={"a": i}) for i in range(1, 3))]
+    for expected in (Role.BASELINE, Role.BASELINE, None):
+        wanted = due(records, (), given)
+        assert (None if wanted is None else wanted.role) is expected
+        records.append(record(len(records), None, role=Role.BASELINE, failure=FailureKind.ENVIRONMENT))
+
+
 @pytest.mark.parametrize("kind", [FailureKind.CANCELLED, FailureKind.ENVIRONMENT])
 def test_what_failed_by_no_fault_of_its_own_is_queued_once_more(kind: FailureKind) -> None:
     """Once; the first time costs no budget, the second does."""

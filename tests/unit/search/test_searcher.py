@@ -233,3 +233,21 @@ def test_closing_proposes_only_what_is_owed(tmp_path: Path) -> None:
         searcher.tell(figure(proposal))
     assert roles == [Role.BASELINE, Role.FINALIST]
     assert searcher.ended == "the time is used up"
+
+
+def test_a_broken_environment_stops_the_sweep_and_not_the_study(tmp_path: Path) -> None:
+    """Two configurations, each tried twice, and it is the machine: stop, and go on when asked again."""
+    given = experiment(trials=20)
+    found = space(tmp_path, given)
+    begun = run(searcher_of(found, given), stop_after=3)
+    searcher = searcher_of(found, given, tuple(begun))
+    failed = run(searcher, lambda proposal: record_of(proposal, failure=FailureKind.ENVIRONMENT))
+    assert [r.params for r in failed] == [failed[0].params] * 2 + [failed[2].params] * 2
+    assert searcher.ended is None
+    assert searcher.stopped is not None
+    assert "4 trials in a row" in searcher.stopped
+    resumed = searcher_of(found, given, (*begun, *failed))
+    later = run(resumed)
+    assert all(r.params not in (failed[0].params, failed[2].params) for r in later)
+    assert len(begun) + 2 + len(later) == 20
+    assert (resumed.ended, resumed.stopped) == ("the budget of trials is used up", None)
