@@ -252,7 +252,7 @@ class Engine:
         batch = Batch(
             requests=len(works),
             tokens=sum(work.tokens for work in works),
-            decode_only=all(work.request.decoding for work in works),
+            decode_only=all(work.decoding for work in works),
             context_tokens=sum(work.request.computed for work in works),
             drafted=sum(1 for work in works if work.drafts),
         )
@@ -315,27 +315,26 @@ class Engine:
         if request.aborted:
             self.scheduler.retire(request)
             return 0
-        was_decoding = request.decoding
-        request.computed = min(request.computed + work.tokens, request.known_tokens)
-        if request.computed < request.known_tokens:
+        known = request.prompt_tokens + request.generated
+        if not work.decoding and request.computed + work.tokens < known:
+            request.computed += work.tokens
             return 0
-        if not was_decoding and request.generated == 0:
+        if request.generated == 0:
             self.scheduler.pool.publish(request)
             self.counters.prompt_tokens += request.prompt_tokens
-        tokens = min(1 + self._accepted(work), request.output_tokens - request.generated)
-        request.computed += tokens - 1
-        request.generated += tokens
-        if request.generated == tokens:
             request.first_token_s = self.now_s
+        tokens = 1
+        if work.drafts:
+            tokens = min(1 + self._accepted(work), request.output_tokens - request.generated)
+        request.computed = known + tokens - 1
+        request.generated += tokens
         request.last_token_s = self.now_s
         self.counters.generation_tokens += tokens
-        if request.finished:
+        if request.generated >= request.output_tokens:
             self.scheduler.retire(request)
         return tokens
 
     def _accepted(self, work: Work) -> int:
-        if not work.drafts:
-            return 0
         self.counters.drafts += 1
         self.counters.draft_tokens += work.drafts
         accepted = 0

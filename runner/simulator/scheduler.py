@@ -29,6 +29,7 @@ class Request:
         streamed: Whether each token is sent at once.
         computed: Tokens whose keys and values are in the cache.
         generated: Output tokens so far.
+        room: Tokens that its KV blocks hold.
     """
 
     prompt_tokens: int
@@ -49,6 +50,7 @@ class Request:
     in_flight: bool = False
     aborted: bool = False
     private_blocks: int = 0
+    room: int = 0
     shared: list[int] = field(default_factory=list)
 
     @property
@@ -69,11 +71,12 @@ class Request:
 
 @dataclass(slots=True)
 class Work:
-    """A request's part of a step."""
+    """A request's part of a step; ``decoding`` when it is one uniform decode query."""
 
     request: Request
     tokens: int
     drafts: int
+    decoding: bool
 
 
 class BlockPool:
@@ -130,7 +133,7 @@ class BlockPool:
     def give_back(self, request: Request) -> None:
         """Free a request's blocks; shared ones stay cached while there is room."""
         self.private -= request.private_blocks
-        request.private_blocks = 0
+        request.private_blocks = request.room = 0
         for block in reversed(request.shared):
             self.held[block] -= 1
             if not self.held[block]:
@@ -175,7 +178,7 @@ class Scheduler:
             if request.in_flight or request.finished:
                 continue
             work = self._next_work(request, budget)
-            if not self._make_room(request, work.tokens, batch):
+            if request.computed + work.tokens > request.room and not self._make_room(request, work.tokens, batch):
                 break
             batch.append(work)
             budget -= work.tokens
@@ -191,10 +194,12 @@ class Scheduler:
             self.running.remove(request)
 
     def _next_work(self, request: Request, budget: int) -> Work:
-        if not request.decoding:
-            return Work(request, min(request.known_tokens - request.computed, budget), 0)
-        drafts = self._drafts(request)
-        return Work(request, min(1 + drafts, budget), min(drafts, budget - 1))
+        missing = request.prompt_tokens + request.generated - request.computed
+        if missing > 1 or not request.generated:
+            return Work(request, min(missing, budget), 0, decoding=False)
+        drafts = self._drafts(request) if self.launch.draft_tokens else 0
+        drafts = min(drafts, budget - 1)
+        return Work(request, 1 + drafts, drafts, decoding=True)
 
     def _drafts(self, request: Request) -> int:
         early = self.launch.draft_method in ("ngram", "ngram_gpu") and request.generated < FIRST_DRAFT_AFTER
@@ -213,11 +218,11 @@ class Scheduler:
 
     def _allocate(self, request: Request, tokens: int) -> bool:
         wanted = -(-tokens // self.launch.block_size) - request.private_blocks - len(request.shared)
-        if wanted <= 0:
-            return True
-        if not self.pool.take(wanted):
-            return False
-        request.private_blocks += wanted
+        if wanted > 0:
+            if not self.pool.take(wanted):
+                return False
+            request.private_blocks += wanted
+        request.room = (request.private_blocks + len(request.shared)) * self.launch.block_size
         return True
 
     def _preempt(self, victim: Request) -> None:
@@ -249,5 +254,5 @@ class Scheduler:
                 self.prefix_queries += request.prompt_tokens if self.launch.prefix_caching else 0
                 self.prefix_hits += hits
             self.running.append(request)
-            batch.append(Work(request, tokens, 0))
+            batch.append(Work(request, tokens, 0, decoding=False))
             budget -= tokens
