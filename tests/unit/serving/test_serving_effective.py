@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner.serving.effective import effective, graph_mode, settings_of
+from runner.serving.effective import effective, graph_mode, nccl_choice, settings_of
 
 CONFIG = {
     "model_config": {
@@ -94,3 +94,14 @@ def test_a_real_difference_shows() -> None:
 def test_graph_modes(told: int | tuple[int, ...] | str | None, name: str | None) -> None:
     """Numbers, pairs and names of the enum."""
     assert graph_mode(told) == name
+
+
+def test_nccl_choices_are_named() -> None:
+    """NCCL's tuning log, with numbers as older versions write them and with names."""
+    lines = (
+        "h:1:2 [0] NCCL INFO AllReduce: 16384 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..7}",
+        "h:1:2 [0] NCCL INFO AllGather: 512 Bytes -> Algo 1 proto 2 time 12.3",
+        "h:1:2 [0] NCCL INFO something else",
+    )
+    assert nccl_choice(lines) == {"AllReduce 16384": "RING/LL", "AllGather 512": "RING/SIMPLE"}
+    assert nccl_choice(()) is None
