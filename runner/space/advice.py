@@ -10,7 +10,7 @@ from runner.space.feasibility import activation
 from runner.space.knobs import Knob
 from runner.space.settings import Target
 from runner.space.space import Space
-from runner.space.surroundings import COVERED_VERSIONS, PROTECTIVE, Reading
+from runner.space.surroundings import COVERED_VERSIONS, PROTECTIVE, Reading, whole_numbers
 
 _SAFE_UTILISATION = 0.95
 """Above it graph capture runs out of memory although the KV cache fitted (vLLM issues 57475, 19186, 11251)."""
@@ -145,8 +145,10 @@ def _compilation(space: Space) -> Iterator[str]:
 def _graphs(space: Space) -> Iterator[str]:
     """Batches of the ladder that would run without a graph, and graphs that no batch would use."""
     base = Reading(space.base, space.around)
-    sizes = base.field("compilation-config", "cudagraph_capture_sizes") or base.flag("cudagraph-capture-sizes")
-    largest = base.flag("max-cudagraph-capture-size")
+    sizes = whole_numbers(
+        base.field("compilation-config", "cudagraph_capture_sizes") or base.flag("cudagraph-capture-sizes")
+    )
+    largest = base.count("max-cudagraph-capture-size")
     if space.around.device == "cpu" or base.eager or base.flag("optimization-level") == 0:
         return
     seqs, most = base.max_seqs, max(space.around.ladder, default=0)
@@ -165,13 +167,14 @@ def _values(space: Space) -> Iterator[str]:
             continue
         if target == ("flag", "optimization-level") and value == 3:
             yield f"`{knob.name}` {label}: -O3 is the same as -O2; it is launched once for both"
-        if target == ("flag", "gpu-memory-utilization") and value > _SAFE_UTILISATION:
+        number = value if isinstance(value, int | float) else 0
+        if target == ("flag", "gpu-memory-utilization") and number > _SAFE_UTILISATION:
             yield f"`{knob.name}` {label}: above {_SAFE_UTILISATION} graph capture is known to run out of memory"
         if target == ("env", "NCCL_PROTO") and "LL128" in value and not value.startswith("^"):
             yield f"`{knob.name}` {label}: LL128 corrupts data where NCCL would not choose it by itself (no NVLink)"
         if target == ("env", "NCCL_SHM_DISABLE") and value == "1":
             yield f"`{knob.name}` {label}: with peer-to-peer off too only sockets are left, slow enough to look hung"
-        if target == ("flag", "stream-interval") and value > 1:
+        if target == ("flag", "stream-interval") and number > 1:
             yield f"`{knob.name}` {label}: several tokens arrive at once, so latencies between tokens mean less"
 
 

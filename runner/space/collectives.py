@@ -187,6 +187,8 @@ def check_variable(name: str, value: str) -> tuple[str, str] | None:
 
 def canonical(name: str, value: str) -> str:
     """One spelling for one meaning. ``NCCL_ALGO`` always in the two-part form that NCCL 2.30 and 2.31 read alike."""
+    if name not in ("NCCL_PROTO", "NCCL_ALGO") or _CHECKS[name](value) is not None:
+        return value  # what is no list at all, and kept to fail, stays as it is
     if name == "NCCL_PROTO":
         return ";".join(
             (f"{function}:" if function else "")
@@ -194,13 +196,11 @@ def canonical(name: str, value: str) -> str:
             + ",".join(_PROTOCOLS[token] for token in sorted(names.removeprefix("^").split(",")))
             for function, names in _groups(value)
         )
-    if name == "NCCL_ALGO":
-        groups = _groups(value)
-        if groups[0][0] is not None:
-            groups.insert(0, (None, "ring,tree"))
-        spelt = [(function, ",".join(sorted(_kept(names, _ALGORITHMS)))) for function, names in groups]
-        return ";".join(f"{function}:{names}" if function else names for function, names in spelt)
-    return value
+    groups = _groups(value)
+    if groups[0][0] is not None:
+        groups.insert(0, (None, "ring,tree"))
+    spelt = [(function, ",".join(sorted(_kept(names, _ALGORITHMS)))) for function, names in groups]
+    return ";".join(f"{function}:{names}" if function else names for function, names in spelt)
 
 
 def allreduce_algorithms(value: str | None) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
+from runner.errors import UsageError
 from runner.space.document import Document, Where
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs, "len": len, "int": int}
@@ -52,9 +53,21 @@ class Constraint:
 
         Args:
             value_of: Name -> value; raises ``Unknown`` for one without.
+        """
+        try:
+            values = self.check(value_of)
+        except UsageError as error:
+            return error.problem
+        if values is None:
+            return None
+        shown = ", ".join(f"{name} {value}" for name, value in values.items())
+        return f"breaks `{self.text}` ({shown})" if shown else f"breaks `{self.text}`"
+
+    def check(self, value_of: Callable[[str], Any]) -> dict[str, Any] | None:
+        """The values with which the expression is not true; None when it is, or when a value is unknown.
 
         Raises:
-            UsageError: The expression cannot be evaluated (types that do not go together, division by zero).
+            UsageError: It cannot be evaluated (types that do not go together, division by zero).
         """
         seen: dict[str, Any] = {}
 
@@ -64,14 +77,11 @@ class Constraint:
 
         evaluator = EvalWithCompoundTypes(functions=_FUNCTIONS, names=look_up)
         try:
-            if evaluator.eval(self.text, previously_parsed=self.tree):
-                return None
+            return None if evaluator.eval(self.text, previously_parsed=self.tree) else seen
         except Unknown:
             return None
         except (InvalidExpression, TypeError, ValueError, ArithmeticError) as error:
             raise self.document.error(self.where, f"cannot evaluate `{self.text}`: {error}") from None
-        values = ", ".join(f"{name} {value}" for name, value in seen.items())
-        return f"breaks `{self.text}` ({values})" if values else f"breaks `{self.text}`"
 
 
 def parse_constraint(text: str, known: Set[str], document: Document, where: Where) -> Constraint:

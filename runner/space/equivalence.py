@@ -12,7 +12,7 @@ from runner.space.architectures import breakable_graphs
 from runner.space.defaults import defaults, same_value
 from runner.space.model_facts import ModelFacts
 from runner.space.settings import State, flattened
-from runner.space.surroundings import COVERED_VERSIONS, Machine, Reading, Surroundings, Version
+from runner.space.surroundings import COVERED_VERSIONS, Machine, Reading, Surroundings, Version, whole_numbers
 
 _COMPILE_MODES = {"0": "NONE", "1": "STOCK_TORCH_COMPILE", "2": "DYNAMO_TRACE_ONCE", "3": "VLLM_COMPILE"}
 _LATER_THAN_ANY: Version = (99, 0, 0)
@@ -73,9 +73,9 @@ def _one_place(state: State, config: Reading) -> None:
             state["json", "compilation-config", key] = value
     target = ("json", "compilation-config", "cudagraph_capture_sizes")
     if target in state:
-        sizes = state[target] if isinstance(state[target], list | tuple) else [state[target]]
-        limit = config.flag("max-num-batched-tokens")
-        state[target] = sorted({size for size in sizes if limit is None or size <= limit})
+        sizes, limit = whole_numbers(state[target]), config.count("max-num-batched-tokens")
+        if sizes is not None:
+            state[target] = sorted({size for size in sizes if limit is None or size <= limit})
 
 
 def _eager(state: State, config: Reading) -> None:

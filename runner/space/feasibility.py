@@ -38,6 +38,20 @@ def without_hopeless(space: Space) -> Space:
     return space
 
 
+def check_constraints(space: Space) -> None:
+    """Evaluates each constraint with each label and with both ends of each range.
+
+    Raises:
+        UsageError: One of them cannot be evaluated.
+    """
+    for knob in space.knobs:
+        _, needed = activation(space, knob)
+        for value in knob.labels if knob.range is None else (knob.range.low, knob.range.high):
+            params = space.completed({**needed, knob.name: value})
+            for constraint in space.constraints:
+                constraint.check(space.values(space.state(params), params))
+
+
 def same_as_unset(space: Space) -> tuple[RuledOut, ...]:
     """Labels that set what holds anyway, so that trying them would try the same configuration twice."""
     return tuple(
@@ -82,8 +96,9 @@ def activation(space: Space, knob: Knob) -> tuple[set[str], dict[str, Scalar]]:
         above, needed = activation(space, by_name[parent])
         fixed |= above | ({parent} if len(labels) == 1 else set())
         params.update(needed)
-        if by_name[parent].unset_label not in labels:
-            params[parent] = labels[0]
+        chosen = by_name[parent].chosen(labels[0])
+        if by_name[parent].unset_label not in labels and chosen is not None:
+            params[parent] = chosen
     return fixed, params
 
 

@@ -71,8 +71,18 @@ class Knob:
         return frozenset(target for option in self.options for target in option.settings)
 
     def takes(self, label: str) -> bool:
-        """Whether ``label`` is one of its values, unset among them; of a range any number may be."""
-        return self.range is not None or label == self.unset_label or label in self.labels
+        """Whether ``label`` is one of its values, unset among them."""
+        return label == self.unset_label or self.chosen(label) is not None
+
+    def chosen(self, label: str) -> Scalar | None:
+        """What is chosen by ``label``: the label itself, of a range the number it spells; None when nothing is."""
+        if self.range is None:
+            return label if label in self.labels else None
+        try:
+            number = int(label) if isinstance(self.range, IntRange) else float(label)
+            return self._in_range(number)
+        except (ValueError, UsageError):
+            return None
 
     def settings(self, chosen: Scalar) -> dict[Target, Any]:
         """What choosing ``chosen`` sets.
@@ -223,7 +233,8 @@ def _check_conditions(knob: Knob, knobs: Mapping[str, Knob]) -> None:
         known = knobs[parent]
         for label in labels:
             if not known.takes(label):
-                names = ", ".join((known.unset_label, *known.labels))
+                values = known.labels if known.range is None else (f"{known.range.low}..{known.range.high}",)
+                names = ", ".join((known.unset_label, *values))
                 raise knob.document.error(place, f"`{parent}` has no value `{label}`", f"its values: {names}")
 
 

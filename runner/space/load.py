@@ -13,7 +13,7 @@ from runner.space.advice import warnings_for
 from runner.space.checks import base_settings, check_knobs
 from runner.space.constraints import Constraint, parse_constraint
 from runner.space.document import Document, find_file, read_document
-from runner.space.feasibility import nothing_can_run, same_as_unset, without_hopeless
+from runner.space.feasibility import check_constraints, nothing_can_run, same_as_unset, without_hopeless
 from runner.space.knobs import Knob, build_knob, in_dependency_order
 from runner.space.model_facts import ModelFacts, read_model_facts
 from runner.space.settings import Target
@@ -87,6 +87,7 @@ def load_space(
 
 def _narrowed(space: Space, path: Path) -> Space:
     """The space without what can never run or changes nothing, and with its warnings."""
+    check_constraints(space)
     hopeless = nothing_can_run(space)
     if hopeless is not None:
         remedy = "change the experiment's settings or its model, or let a knob vary what stands in the way"

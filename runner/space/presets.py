@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from runner.errors import Infeasible
 from runner.schema.space import Preset
-from runner.space.settings import State
+from runner.space.settings import State, Target
 from runner.space.surroundings import Reading
 
 Calculated = list[int] | list[list[int]] | str
@@ -129,21 +129,37 @@ def _two_halves(config: Reading) -> str:
     return f"{cpu_list(cpus[:half])}|{cpu_list(cpus[half : 2 * half])}"
 
 
-PRESETS: dict[str, Callable[[Reading], Calculated]] = {
-    # Capture sizes. Every request count up to 32, then vLLM's own strides, up to max-num-seqs.
+_Calculation = Callable[[Reading], Calculated]
+
+_CAPTURE_SIZES: dict[str, _Calculation] = {
+    # Every request count up to 32, then vLLM's own strides, up to max-num-seqs.
     "upto_max": _capture_sizes(_up_to_max),
     "powers_of_two": _capture_sizes(_powers_of_two),
     "upto_8": _capture_sizes(lambda most: [1, 2, 4, 8]),
     "upto_32": _capture_sizes(lambda most: list(range(1, 33))),
     "ladder": _ladder_sizes,
-    # Draft tokens by batch size.
-    "fewer_as_batches_grow": _fewer_as_batches_grow,
-    # Layers of each pipeline stage.
+}
+_DRAFTS_BY_BATCH: dict[str, _Calculation] = {"fewer_as_batches_grow": _fewer_as_batches_grow}
+_LAYERS_OF_STAGES: dict[str, _Calculation] = {
     "last_stage_minus_1": _lighter_last_stage(1),
     "last_stage_minus_2": _lighter_last_stage(2),
-    # CPU bindings, of the CPUs that this process may use.
+}
+_CPU_BINDINGS: dict[str, _Calculation] = {
     "all_cpus": _all_cpus,
     "all_but_one": _all_but_one,
     "first_cpu": _first_cpu,
     "two_halves": _two_halves,
 }
+
+PRESETS: dict[str, _Calculation] = {**_CAPTURE_SIZES, **_DRAFTS_BY_BATCH, **_LAYERS_OF_STAGES, **_CPU_BINDINGS}
+
+
+def presets_for(target: Target) -> tuple[str, ...]:
+    """Names of the presets whose values are of ``target``'s kind."""
+    if target[-1] in ("cudagraph_capture_sizes", "cudagraph-capture-sizes"):
+        return tuple(_CAPTURE_SIZES)
+    if target[-1] == "num_speculative_tokens_per_batch_size":
+        return tuple(_DRAFTS_BY_BATCH)
+    if target == ("env", "VLLM_PP_LAYER_PARTITION"):
+        return tuple(_LAYERS_OF_STAGES)
+    return tuple(_CPU_BINDINGS) if target == ("env", "VLLM_CPU_OMP_THREADS_BIND") else ()

@@ -4,15 +4,19 @@ A rule looks at a configuration through ``Reading`` and gives the reason why it 
 are checked in ``values``; what merely changes nothing is in ``equivalence``.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from runner.space import speculation_rules as speculation
 from runner.space.collectives import allreduce_algorithms, allreduce_protocols
 from runner.space.model_facts import GIB
-from runner.space.surroundings import COVERED_VERSIONS, Reading, Version
+from runner.space.surroundings import COVERED_VERSIONS, Reading, Version, whole_numbers
 
 Reason = str | None
+
+_UTILISATION = 0.92
+"""``--gpu-memory-utilization`` of vLLM 0.24 to 0.33 where nobody sets it."""
 
 _MEMORY_BESIDE_WEIGHTS = 0.98
 """Share of a GPU's memory that weights could fill at the very most; beyond it nothing could run."""
@@ -76,7 +80,7 @@ def _stages(config: Reading) -> Reason:
 
 def _layer_partition(config: Reading) -> Reason:
     partition, pp = config.env("VLLM_PP_LAYER_PARTITION"), config.pipeline_parallel
-    if partition is None or pp == 1:
+    if partition is None or pp == 1 or not re.fullmatch(r"\d+(,\d+)*", partition):
         return None
     counts = [int(part) for part in partition.split(",")]
     if len(counts) != pp:
@@ -92,7 +96,8 @@ def _weights_fit(config: Reading) -> Reason:
     if facts is None or memory is None or config.around.device != "gpu":
         return None
     share = facts.weight_bytes / (config.tensor_parallel * config.pipeline_parallel) / GIB
-    usable = memory * min(_MEMORY_BESIDE_WEIGHTS, float(config.flag("gpu-memory-utilization") or 0.92))
+    asked = config.flag("gpu-memory-utilization")
+    usable = memory * min(_MEMORY_BESIDE_WEIGHTS, asked if isinstance(asked, int | float) else _UTILISATION)
     if share <= usable:
         return None
     return f"weights take {share:.1f} GiB of each GPU, usable are {usable:.1f} GiB"
@@ -106,21 +111,21 @@ def _experts(config: Reading) -> Reason:
 
 
 def _context_parallel(config: Reading) -> Reason:
-    size = int(config.flag("decode-context-parallel-size") or 1)
+    size = config.count("decode-context-parallel-size") or 1
     if config.tensor_parallel % size:
         return f"decode context parallel size ({size}) must divide tensor parallel size ({config.tensor_parallel})"
     return None
 
 
 def _batched_tokens(config: Reading) -> Reason:
-    tokens = config.flag("max-num-batched-tokens")
+    tokens = config.count("max-num-batched-tokens")
     if tokens is None:
         return None
     seqs = config.max_seqs
     if seqs is not None and tokens < seqs:
         return f"max-num-batched-tokens ({tokens}) is below max-num-seqs ({seqs})"
-    length = config.flag("max-model-len")
-    if config.flag("enable-chunked-prefill") is False and isinstance(length, int) and tokens < length:
+    length = config.count("max-model-len")
+    if config.flag("enable-chunked-prefill") is False and length is not None and tokens < length:
         return f"without chunked prefill max-num-batched-tokens ({tokens}) must reach max-model-len ({length})"
     if config.draft_tokens and tokens <= config.draft_tokens + 1:
         return f"max-num-batched-tokens ({tokens}) has no slots for {config.draft_tokens} draft tokens"
@@ -128,7 +133,7 @@ def _batched_tokens(config: Reading) -> Reason:
 
 
 def _active_seqs(config: Reading) -> Reason:
-    active, seqs = config.flag("max-num-active-seqs"), config.max_seqs
+    active, seqs = config.count("max-num-active-seqs"), config.max_seqs
     if active is None or seqs is None or active <= seqs:
         return None
     return f"max-num-active-seqs ({active}) is above max-num-seqs ({seqs})"
@@ -139,20 +144,20 @@ def _capture_lists(config: Reading) -> Reason:
     outer = config.flag("cudagraph-capture-sizes")
     if inner is not None and outer is not None:
         return "capture sizes are given both as a flag and inside compilation-config: mutually exclusive"
-    inner_max = config.field("compilation-config", "max_cudagraph_capture_size")
-    outer_max = config.flag("max-cudagraph-capture-size")
+    inner_max = config.count("compilation-config", "max_cudagraph_capture_size")
+    outer_max = config.count("max-cudagraph-capture-size")
     if inner_max is not None and outer_max is not None:
         return "the largest capture size is given both as a flag and inside compilation-config: mutually exclusive"
-    sizes, largest = inner if inner is not None else outer, inner_max if inner_max is not None else outer_max
     if config.eager:
         return None
-    return _sizes_reason(config, sizes, largest)
-
-
-def _sizes_reason(config: Reading, sizes: list[int] | int | None, largest: int | None) -> Reason:
-    if sizes is None:
+    largest = inner_max or outer_max
+    if inner is None and outer is None:
         return _bare_maximum(config, largest)
-    listed = [sizes] if isinstance(sizes, int) else list(sizes)
+    listed = whole_numbers(inner if inner is not None else outer)
+    return None if listed is None else _sizes_reason(config, listed, largest)
+
+
+def _sizes_reason(config: Reading, listed: list[int], largest: int | None) -> Reason:
     mode = str(config.field("compilation-config", "cudagraph_mode") or "").upper()
     if not listed:
         return None if mode == "NONE" else "the list of capture sizes is empty while graphs are on"

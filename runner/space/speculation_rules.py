@@ -1,6 +1,7 @@
 """What vLLM refuses about speculative decoding, as ``rules`` does for the rest: a reason, or None."""
 
 import itertools
+from typing import Any
 
 from runner.space.surroundings import Draft, Reading
 
@@ -15,7 +16,7 @@ _SHORT_FLAGS = {"spec-method": "method", "spec-model": "model", "spec-tokens": "
 def draft_length(config: Reading) -> Reason:
     """Most methods must be told how many tokens to draft; MTP drafts a whole number of passes over its layers."""
     method = config.speculative_method
-    asked = config.field("speculative-config", "num_speculative_tokens")
+    asked = config.count("speculative-config", "num_speculative_tokens")
     if method is None:
         fields = ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
         loose = config.set_among([("json", "speculative-config", key) for key in fields])
@@ -56,8 +57,8 @@ def lookup_window(config: Reading) -> Reason:
     """Of the n-gram window's ends one given is both."""
     if config.speculative_method not in ("ngram", "ngram_gpu"):
         return None
-    low = config.field("speculative-config", "prompt_lookup_min")
-    high = config.field("speculative-config", "prompt_lookup_max")
+    low = config.count("speculative-config", "prompt_lookup_min")
+    high = config.count("speculative-config", "prompt_lookup_max")
     if low is not None and high is not None and low > high:
         return f"prompt_lookup_min ({low}) is above prompt_lookup_max ({high})"
     return None
@@ -65,7 +66,7 @@ def lookup_window(config: Reading) -> Reason:
 
 def draft_parallel(config: Reading) -> Reason:
     """A draft model runs on one GPU or on as many as the model."""
-    size = config.field("speculative-config", "draft_tensor_parallel_size")
+    size = config.count("speculative-config", "draft_tensor_parallel_size")
     if size is None or size in (1, config.tensor_parallel):
         return None
     return f"draft_tensor_parallel_size ({size}) must be 1 or the model's own ({config.tensor_parallel})"
@@ -81,16 +82,21 @@ def synthetic_acceptance(config: Reading) -> Reason:
     if (length is None) == (rates is None):
         return "synthetic acceptance takes exactly one of synthetic_acceptance_length and synthetic_acceptance_rates"
     most = config.draft_tokens + 1
-    if length is not None and not 1 <= length <= most:
+    if length is not None and not (_is_number(length) and 1 <= length <= most):
         return f"synthetic_acceptance_length ({length}) must lie in 1..{most} (1 + draft tokens)"
-    if rates is not None and not _falling_shares(list(rates), config.draft_tokens):
+    if rates is not None and not _falling_shares(rates, config.draft_tokens):
         return f"synthetic_acceptance_rates must be {config.draft_tokens} values in 0..1 that never rise"
     return None
 
 
-def _falling_shares(rates: list[float], count: int) -> bool:
-    falling = all(later <= earlier for earlier, later in itertools.pairwise(rates))
-    return len(rates) == count and falling and all(0 <= rate <= 1 for rate in rates)
+def _falling_shares(rates: Any, count: int) -> bool:
+    if not isinstance(rates, list | tuple) or len(rates) != count or not all(map(_is_number, rates)):
+        return False
+    return all(0 <= rate <= 1 for rate in rates) and all(late <= early for early, late in itertools.pairwise(rates))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def adaptive_verification(config: Reading) -> Reason:

@@ -88,6 +88,14 @@ class Surroundings:
     drafts: Mapping[str, Draft] = field(default_factory=dict)
 
 
+def whole_numbers(value: Any) -> list[int] | None:
+    """A list of whole numbers, or one alone, as a list; None when it is anything else."""
+    listed = [value] if isinstance(value, int) else value
+    if not isinstance(listed, list | tuple) or not all(type(item) is int for item in listed):
+        return None
+    return list(listed)
+
+
 class Reading:
     """A configuration under judgement. Remembers what was looked at: a verdict depends on nothing else.
 
@@ -118,6 +126,14 @@ class Reading:
         self.read.add(target)
         return self._state.get(target)
 
+    def count(self, name: str, *keys: str) -> int | None:
+        """Value of a plain flag, or of a field inside a structured one, as a whole number from 1.
+
+        None when unset, or when it is no such number: a value that is kept to fail may be anything.
+        """
+        value = self.field(name, *keys) if keys else self.flag(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else None
+
     def number(self, name: str) -> int | None:
         """Value of an environment variable as a whole number; None when unset or not one."""
         value = self.env(name)
@@ -129,16 +145,16 @@ class Reading:
 
     @property
     def tensor_parallel(self) -> int:
-        return int(self.flag("tensor-parallel-size") or 1)
+        return self.count("tensor-parallel-size") or 1
 
     @property
     def pipeline_parallel(self) -> int:
-        return int(self.flag("pipeline-parallel-size") or 1)
+        return self.count("pipeline-parallel-size") or 1
 
     @property
     def world(self) -> int:
         """Processes with a device each: TP x PP x DP."""
-        return self.tensor_parallel * self.pipeline_parallel * int(self.flag("data-parallel-size") or 1)
+        return self.tensor_parallel * self.pipeline_parallel * (self.count("data-parallel-size") or 1)
 
     @property
     def eager(self) -> bool:
@@ -154,9 +170,9 @@ class Reading:
         """Draft tokens a step, K; 0 without speculation. MTP takes the model's own number unless told."""
         if self.speculative_method is None:
             return 0
-        asked = self.field("speculative-config", "num_speculative_tokens")
+        asked = self.count("speculative-config", "num_speculative_tokens")
         if asked is not None:
-            return int(asked)
+            return asked
         if self.speculative_method == "suffix":
             return 24
         return (self.around.facts.mtp_layers if self.around.facts else 0) or 0
@@ -172,15 +188,14 @@ class Reading:
     @property
     def max_seqs(self) -> int | None:
         """``--max-num-seqs``, or what vLLM takes by the device; None when that is not known."""
-        asked = self.flag("max-num-seqs")
-        return int(asked) if asked is not None else self._by_device(128, large=1024, small=256)
+        return self.count("max-num-seqs") or self._by_device(128, large=1024, small=256)
 
     @property
     def batched_tokens(self) -> int | None:
         """``--max-num-batched-tokens``, or what vLLM takes by the device; None when that is not known."""
-        asked = self.flag("max-num-batched-tokens")
+        asked = self.count("max-num-batched-tokens")
         if asked is not None:
-            return int(asked)
+            return asked
         memory = self.around.machine.gpu_memory_gib or 0
         huge = memory >= 160 and self.around.version >= (0, 32, 0)
         return self._by_device(2048, large=16384 if huge else 8192, small=2048)

@@ -9,8 +9,8 @@ from typing import Any
 
 from runner.schema.space import Preset
 from runner.space.collectives import check_variable
-from runner.space.presets import PRESETS
-from runner.space.settings import Target
+from runner.space.presets import PRESETS, presets_for
+from runner.space.settings import Target, spoken
 
 Complaint = tuple[str, str]
 """What is wrong, and what would be right."""
@@ -116,15 +116,21 @@ _PASSES = (
 def check_setting(target: Target, value: Any) -> Complaint | None:
     """What is wrong with ``target`` set to ``value`` by itself; None when nothing is."""
     if isinstance(value, Preset):
-        if value.preset in PRESETS:
-            return None
-        return f"no preset `{value.preset}`", f"presets: {', '.join(PRESETS)}"
+        return _check_preset(target, value.preset)
     kind, name = target[0], target[1]
     if kind == "env":
         return _check_env(name, str(value))
     if kind == "flag":
         return _check_flag(name, value)
     return _check_field(target, value)
+
+
+def _check_preset(target: Target, name: str) -> Complaint | None:
+    fitting = presets_for(target)
+    if name in fitting:
+        return None
+    problem = f"preset `{name}` is no value of {spoken(target)}" if name in PRESETS else f"no preset `{name}`"
+    return problem, f"presets for it: {', '.join(fitting) or 'none'}"
 
 
 def _check_env(name: str, value: str) -> Complaint | None:

@@ -113,6 +113,21 @@ knobs:
     assert space.count() is None
 
 
+def test_a_condition_on_a_range_names_numbers_of_it(tmp_path: Path) -> None:
+    """By the number itself; what lies outside, or is no number, is refused."""
+    text = """
+knobs:
+  seqs: {flag: max-num-seqs, int: {low: 16, high: 64}}
+  tokens: {flag: max-num-batched-tokens, choices: [4096], when: {seqs: [16, %s]}}
+"""
+    space = space_of(tmp_path, text % 32)
+    assert space.is_active(space.knobs[1], {"seqs": 32})
+    assert not space.is_active(space.knobs[1], {"seqs": 33})
+    assert "`seqs` has no value `65`" in str(refusal(tmp_path, text % 65))
+    error = refusal(tmp_path, text % "many")
+    assert ("`seqs` has no value `many`" in str(error), "16..64" in error.remedy) == (True, True)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
