@@ -41,13 +41,13 @@ def redact(text: str, hidden: Sequence[str] = ()) -> str:
     return _HUB_TOKEN.sub(HIDDEN, text)
 
 
-def redact_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The same variables, with secret values hidden."""
-    return {name: HIDDEN if is_secret(name) else redact(value) for name, value in env.items()}
+def redact_env(env: Mapping[str, str], hidden: Sequence[str] = ()) -> dict[str, str]:
+    """The same variables, with secret values hidden, also where they stand inside other values."""
+    return {name: HIDDEN if is_secret(name) else redact(value, hidden) for name, value in env.items()}
 
 
-def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    """The same words, with the values of secret flags hidden."""
+def redact_argv(argv: Sequence[str], hidden: Sequence[str] = ()) -> tuple[str, ...]:
+    """The same words, with the values of secret flags hidden, also where they stand inside other words."""
     shown: list[str] = []
     hide_next = False
     for word in argv:
@@ -57,6 +57,6 @@ def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
         elif name.startswith("--") and is_secret(name) and equals:
             shown.append(f"{name}={HIDDEN}")
         else:
-            shown.append(redact(word))
+            shown.append(redact(word, hidden))
         hide_next = word.startswith("--") and is_secret(word) and not equals
     return tuple(shown)

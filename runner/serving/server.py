@@ -155,7 +155,7 @@ class Server:
         except OSError as error:
             raise EnvironmentFault(f"the trial's folder cannot be made: {error}", phase="process") from error
 
-    def _spawn(self, argv: list[str], env: dict[str, str]) -> Supervised:
+    def _spawn(self, argv: list[str], env: dict[str, str], hidden: tuple[str, ...]) -> Supervised:
         with self._spawning:
             self._check_open()
             self._process = Supervised(
@@ -165,7 +165,7 @@ class Server:
                     folder=str(self._folder),
                     marker=self._order.marker,
                     owners=(os.getpid(), *self._owners),
-                    hidden=secrets(env, argv),
+                    hidden=hidden,
                     remove=() if self._sockets is None else (str(self._sockets),),
                 )
             )
@@ -177,7 +177,8 @@ class Server:
         argv = command(self._order, port=self._lease.port, served_name=self.served_name)
         self._sockets = Path(tempfile.mkdtemp(prefix="t100-"))
         env = environment(self._order, os.environ, self._gpu_ids, sockets=self._sockets, ready_s=limits.total_s)
-        process = self._spawn(argv, env)
+        hidden = secrets(env, argv)
+        process = self._spawn(argv, env, hidden)
         probe = Probe(self.base_url, self.served_name, self.api_key)
         start = Start(
             process,
@@ -195,8 +196,8 @@ class Server:
             server_info = None
         self._watch = Watch(process, probe, start.follower, gpu_ids=self._gpu_ids, stall_s=self._order.protocol.stall_s)
         return StartReport(
-            argv=redact_argv(argv),
-            env=redact_env(env),
+            argv=redact_argv(argv, hidden),
+            env=redact_env(env, hidden),
             durations_s={phase: round(seconds, 3) for phase, seconds in durations_s.items()},
             effective=effective(start.lines, server_info),
             gpu_ids=self._gpu_ids,

@@ -131,6 +131,7 @@ TALKS = {
     ("stuck_workers", "capture"): wait_for_workers,
     ("zombie_api", "weights"): lose_the_engine,
     ("flood", "weights"): flood,
+    ("tells", "weights"): lambda: say(ARGUMENT),
 }
 
 
