@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from runner.schema.base import FlagValue, JsonObject, Model
+from runner.schema.base import FlagValue, JsonObject, Model, Scalar
 
 
 class Settings(Model):
@@ -220,6 +220,7 @@ class Search(Model):
         baseline_starts: How often the baseline is started in all (first, and spread over the study).
         finalist_starts: Fresh starts each of the best configurations gets at the end.
         finalists: How many configurations get them.
+        try_first: Configurations to try right after the baseline, knob -> value: what somebody already found by hand.
     """
 
     objective: Literal["goal", "pareto"] = "goal"
@@ -229,6 +230,7 @@ class Search(Model):
     baseline_starts: PositiveInt = 2
     finalists: int = Field(default=1, ge=0)
     finalist_starts: int = Field(default=1, ge=0)
+    try_first: tuple[dict[str, Scalar], ...] = ()
 
 
 class Experiment(Model):

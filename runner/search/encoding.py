@@ -7,9 +7,11 @@ is required, a second one that says whether it is set: a number cannot stand for
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+from runner.errors import UsageError
 from runner.schema.base import Scalar
 from runner.schema.space import IntRange
 from runner.space import Knob, Params, Space
+from runner.space.knobs import label_of
 
 
 def switch(knob: Knob) -> str:
@@ -61,6 +63,20 @@ def encode(params: Params, space: Space) -> tuple[dict[str, Scalar | None], dict
     )
     complete = all(knob.name in params for knob in active if knob.required)
     return (values, distributions) if fits and complete else None
+
+
+def as_params(written: Params, space: Space) -> dict[str, Scalar]:
+    """A configuration as somebody writes it, ``max_seqs: 16`` for the label ``16``.
+
+    Raises:
+        UsageError: It is no point of the space.
+    """
+    ranges = {knob.name for knob in space.knobs if knob.range is not None}
+    params = {name: value if name in ranges else label_of(value) for name, value in written.items()}
+    if encode(params, space) is None:
+        knobs = ", ".join(f"{knob.name}: {'|'.join(knob.labels) or knob.range}" for knob in space.knobs)
+        raise UsageError(f"`search.try_first` has {params}, which is no point of the space", remedy=f"Knobs: {knobs}.")
+    return params
 
 
 def _choices(knob: Knob) -> list[str | None]:

@@ -22,7 +22,7 @@ from runner.errors import FailureKind, Infeasible, UsageError
 from runner.schema.base import Scalar
 from runner.schema.experiment import Experiment
 from runner.schema.trial import Outcome, Role, TrialRecord
-from runner.search.encoding import encode, suggest
+from runner.search.encoding import as_params, encode, suggest
 from runner.search.schedule import Due, Proposal, due, excesses, not_its_fault, slots
 from runner.search.store import Store
 from runner.space import Params, Space
@@ -67,7 +67,7 @@ class Searcher:
         records: What was finished before, in order.
 
     Raises:
-        UsageError: ``sampler: grid`` on a space that cannot be enumerated.
+        UsageError: ``sampler: grid`` on a space that cannot be enumerated, or ``try_first`` names no point of it.
         StoreError: The store cannot be opened or written.
 
     Attributes:
@@ -98,6 +98,7 @@ class Searcher:
         self._proposed: set[str] = set()
         self._exhausted = False
         self._environment_failures = 0
+        self._first = [as_params(written, space) for written in experiment.search.try_first]
         self._grid = self._choose_grid()
         frozen = [self._learn(record) for record in records]
         self._store = None if storage is None else Store(storage, study, self._directions, frozen)
@@ -160,7 +161,9 @@ class Searcher:
         return proposal
 
     def _new_point(self) -> tuple[dict[str, Scalar], optuna.Trial] | None:
-        """A point that was not tried: the next of the grid, else the sampler's; None when there is none."""
+        """A point that was not tried: asked for, the next of the grid, or the sampler's; None when there is none."""
+        if (wished := self._next_of(iter(self._first))) is not None:
+            return wished
         if self._grid is not None:
             return self._next_of(self._grid)
         self._memory.sampler = self._sampler()

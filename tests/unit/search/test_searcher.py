@@ -8,6 +8,7 @@ import optuna
 import pytest
 
 from runner.errors import FailureKind, UsageError
+from runner.schema.base import Scalar
 from runner.schema.experiment import Experiment, GuardRail, Search
 from runner.schema.trial import Outcome, Role, TrialRecord
 from runner.search import Proposal, Searcher
@@ -251,3 +252,23 @@ def test_a_broken_environment_stops_the_sweep_and_not_the_study(tmp_path: Path) 
     assert all(r.params not in (failed[0].params, failed[2].params) for r in later)
     assert len(begun) + 2 + len(later) == 20
     assert (resumed.ended, resumed.stopped) == ("the budget of trials is used up", None)
+
+
+def test_what_was_found_by_hand_is_tried_first(tmp_path: Path) -> None:
+    """Right after the baseline, in order, once, also after a resume; numbers may stand for labels."""
+    wishes = ({"block": 64, "seqs": 128}, {"dtype": "float16"}, {"block": 64, "seqs": 128})
+    given = experiment(trials=12, search=Search(try_first=wishes))
+    found = space(tmp_path, given)
+    begun = run(searcher_of(found, given), stop_after=2)
+    records = [*begun, *run(searcher_of(found, given, tuple(begun)))]
+    assert [r.params for r in records[:3]] == [{}, {"block": "64", "seqs": 128}, {"dtype": "float16"}]
+    assert sum(r.params == {"dtype": "float16"} and r.role is Role.SEARCH for r in records) == 1
+
+
+@pytest.mark.parametrize("wish", [{"block": 48}, {"seqs": 2}, {"nonsense": 1}, {"drafts": 3}])
+def test_a_wish_that_is_no_point_of_the_space_is_refused(tmp_path: Path, wish: dict[str, Scalar]) -> None:
+    """Before anything starts, with the knobs there are."""
+    given = experiment(search=Search(try_first=(wish,)))
+    with pytest.raises(UsageError, match="try_first") as refused:
+        searcher_of(space(tmp_path, given), given)
+    assert "block: 32|64|16" in str(refused.value)
