@@ -10,7 +10,7 @@ from runner.space.feasibility import activation
 from runner.space.knobs import Knob
 from runner.space.settings import Target
 from runner.space.space import Space
-from runner.space.surroundings import COVERED_VERSIONS, PROTECTIVE, Reading, whole_numbers
+from runner.space.surroundings import COVERED_VERSIONS, LAST_COVERED, PROTECTIVE, Reading, whole_numbers
 
 _SAFE_UTILISATION = 0.95
 """Above it graph capture runs out of memory although the KV cache fitted (vLLM issues 57475, 19186, 11251)."""
@@ -54,9 +54,9 @@ def inert_labels(space: Space) -> Iterator[tuple[Knob, str]]:
 
 def _version(space: Space) -> Iterator[str]:
     first, last = COVERED_VERSIONS
-    if not first <= space.around.version <= last:
-        shown, *covered = [".".join(map(str, version)) for version in (space.around.version, first, last)]
-        yield f"vLLM {shown} is outside {covered[0]}..{covered[1]}, which the rules were written for"
+    if not first <= space.around.version <= LAST_COVERED:
+        version, since, until = (".".join(map(str, shown)) for shown in (space.around.version, first[:2], last[:2]))
+        yield f"vLLM {version} is outside {since} to {until}, which the rules were written for"
 
 
 def _baseline(space: Space) -> Iterator[str]:

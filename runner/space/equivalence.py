@@ -12,7 +12,15 @@ from runner.space.architectures import breakable_graphs
 from runner.space.defaults import defaults, same_value
 from runner.space.model_facts import ModelFacts
 from runner.space.settings import State, flattened
-from runner.space.surroundings import COVERED_VERSIONS, Machine, Reading, Surroundings, Version, whole_numbers
+from runner.space.surroundings import (
+    COVERED_VERSIONS,
+    LAST_COVERED,
+    Machine,
+    Reading,
+    Surroundings,
+    Version,
+    whole_numbers,
+)
 
 _COMPILE_MODES = {"0": "NONE", "1": "STOCK_TORCH_COMPILE", "2": "DYNAMO_TRACE_ONCE", "3": "VLLM_COMPILE"}
 _LATER_THAN_ANY: Version = (99, 0, 0)
@@ -158,14 +166,14 @@ _Simplification = tuple[Callable[[State, Reading], None], Version, Version]
 
 _SIMPLIFICATIONS: tuple[_Simplification, ...] = (
     (_names, COVERED_VERSIONS[0], _LATER_THAN_ANY),
-    (_levels, COVERED_VERSIONS[0], COVERED_VERSIONS[1]),
+    (_levels, COVERED_VERSIONS[0], LAST_COVERED),
     (_one_place, COVERED_VERSIONS[0], _LATER_THAN_ANY),
-    (_breakable, COVERED_VERSIONS[0], COVERED_VERSIONS[1]),
+    (_breakable, COVERED_VERSIONS[0], LAST_COVERED),
     (_downgrades, COVERED_VERSIONS[0], _LATER_THAN_ANY),
     (_no_graphs, COVERED_VERSIONS[0], _LATER_THAN_ANY),
     (_eager, COVERED_VERSIONS[0], _LATER_THAN_ANY),
     (_one_device, COVERED_VERSIONS[0], _LATER_THAN_ANY),
     (_point_to_point, COVERED_VERSIONS[0], _LATER_THAN_ANY),
     (_lookup_window, COVERED_VERSIONS[0], _LATER_THAN_ANY),
-    (_defaults, COVERED_VERSIONS[0], COVERED_VERSIONS[1]),
+    (_defaults, COVERED_VERSIONS[0], LAST_COVERED),
 )

@@ -11,10 +11,11 @@ from runner.errors import Infeasible
 from runner.schema.base import Scalar
 from runner.space.defaults import defaults, same_value
 from runner.space.knobs import Knob
+from runner.space.names import value_of_name
 from runner.space.presets import calculate_presets
 from runner.space.rules import RULES
 from runner.space.settings import Target, overlap
-from runner.space.space import RuledOut, Space, constraint_value
+from runner.space.space import RuledOut, Space
 from runner.space.surroundings import Reading
 
 
@@ -127,6 +128,6 @@ def _verdicts(space: Space, params: dict[str, Scalar]) -> Iterator[tuple[str, se
                 yield reason, reading.read
     for constraint in space.constraints:
         reading = Reading(state, space.around)
-        reason = constraint.broken(lambda name, seen=reading: constraint_value(name, seen, by_name, params))  # type: ignore[misc]
+        reason = constraint.broken(lambda name, seen=reading: value_of_name(name, seen, by_name, params))  # type: ignore[misc]
         if reason is not None:
             yield reason, reading.read

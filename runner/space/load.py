@@ -16,13 +16,11 @@ from runner.space.document import Document, find_file, read_document
 from runner.space.feasibility import check_constraints, nothing_can_run, same_as_unset, without_hopeless
 from runner.space.knobs import Knob, build_knob, in_dependency_order
 from runner.space.model_facts import ModelFacts, read_model_facts
+from runner.space.names import ALWAYS_KNOWN, name_of
 from runner.space.settings import Target
 from runner.space.space import Space
 from runner.space.speculation_rules import METHODS_WITH_DRAFT
 from runner.space.surroundings import Draft, Machine, Surroundings, parse_version, this_machine
-
-_ALWAYS_KNOWN = ("gpus", "draft_tokens", "tensor_parallel_size", "pipeline_parallel_size")
-_ALWAYS_KNOWN_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
 def load_experiment(name_or_path: str | Path) -> Experiment:
@@ -155,7 +153,6 @@ def _draft(model: str, local: bool) -> Draft:
 def _constraint(
     text: str, document: Document, position: int, knobs: tuple[Knob, ...], base: Mapping[Target, Any]
 ) -> Constraint:
-    known = {knob.name for knob in knobs} | set(_ALWAYS_KNOWN) | set(_ALWAYS_KNOWN_FLAGS) | set(ModelFacts.model_fields)
-    targets = {target for knob in knobs for target in knob.targets if len(target) == 2} | set(base)
-    known |= {target[1] if target[0] == "env" else target[1].replace("-", "_") for target in targets}
+    targets = {target for knob in knobs for target in knob.targets} | set(base)
+    known = ALWAYS_KNOWN | {knob.name for knob in knobs} | {name for name in map(name_of, targets) if name is not None}
     return parse_constraint(text, known, document, ("constraints", position))

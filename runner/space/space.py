@@ -14,9 +14,10 @@ from runner.schema.base import Scalar
 from runner.schema.launch import LaunchConfig
 from runner.schema.space import IntRange
 from runner.space.collectives import canonical
-from runner.space.constraints import Constraint, Unknown
+from runner.space.constraints import Constraint
 from runner.space.equivalence import equivalent_key
-from runner.space.knobs import Knob, Params, is_active, label_of
+from runner.space.knobs import Knob, Params, is_active
+from runner.space.names import value_of_name
 from runner.space.presets import calculate_presets
 from runner.space.rules import broken_rules
 from runner.space.settings import State, Target, assign, nested
@@ -146,7 +147,7 @@ class Space:
     def values(self, state: Mapping[Target, Any], params: Params) -> Callable[[str], Any]:
         """Name in a constraint -> its value under ``state``; raises ``Unknown``."""
         reading = Reading(state, self.around)
-        return lambda name: constraint_value(name, reading, self._by_name, params)
+        return lambda name: value_of_name(name, reading, self._by_name, params)
 
     def size(self) -> int | None:
         """Combinations of choices, conditions respected, rules not asked; None with a continuous range."""
@@ -251,35 +252,3 @@ def _domain(knob: Knob) -> tuple[Scalar, ...] | None:
     return tuple(
         round(knob.range.low + i * knob.range.step, 10) for i in itertools.islice(itertools.count(), steps + 1)
     )
-
-
-def constraint_value(name: str, config: Reading, knobs: Mapping[str, Knob], params: Params) -> Any:
-    """What ``name`` stands for in a constraint; raises ``Unknown`` when nobody knows."""
-    around = config.around
-    if name in knobs and knobs[name].target is None:
-        config.read.add(("knob", name))
-        return label_of(params[name]) if name in params else knobs[name].unset_label
-    target = knobs[name].target if name in knobs else None
-    target = target or (("env", name) if name.isupper() else ("flag", name.replace("_", "-")))
-    computed: dict[str, Callable[[], Any]] = {
-        "gpus": lambda: around.gpus,
-        "draft_tokens": lambda: config.draft_tokens,
-        "tensor-parallel-size": lambda: config.tensor_parallel,
-        "pipeline-parallel-size": lambda: config.pipeline_parallel,
-        "max-num-seqs": lambda: config.max_seqs,
-        "max-num-batched-tokens": lambda: config.batched_tokens,
-    }
-    if target[1] in computed and target[0] == "flag":
-        value = computed[target[1]]()
-    elif name in computed and name not in knobs:
-        value = computed[name]()
-    elif name not in knobs and around.facts is not None and name in type(around.facts).model_fields:
-        value = getattr(around.facts, name)
-    elif target[0] == "env":
-        number = config.number(target[1])
-        value = number if number is not None else config.env(target[1])
-    else:
-        value = config.flag(target[1]) if target[0] == "flag" else config.field(*target[1:])
-    if value is None:
-        raise Unknown(name)
-    return value

@@ -12,7 +12,10 @@ from runner.space.settings import Target
 Version = tuple[int, int, int]
 
 COVERED_VERSIONS: tuple[Version, Version] = ((0, 24, 0), (0, 33, 0))
-"""First and last version of vLLM that the rules of this package were written for."""
+"""First and last version of vLLM that the rules of this package were written for; its patch releases count too."""
+
+LAST_COVERED: Version = (*COVERED_VERSIONS[1][:2], 99)
+"""Above every patch release of the last covered version."""
 
 PROTECTIVE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 """Set by a host whose NVLink multicast must not be touched; a server started there always gets them."""
