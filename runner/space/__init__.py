@@ -2,7 +2,7 @@
 
 from runner.space.command import argv
 from runner.space.document import read_model
-from runner.space.environment import refuse_strays, server_env, stray_files, stray_variables
+from runner.space.environment import server_env, stray_files, stray_variables
 from runner.space.equivalence import equivalent_key
 from runner.space.explain import explain
 from runner.space.installed import installed_flags
@@ -29,7 +29,6 @@ __all__ = [
     "model_facts",
     "read_model",
     "read_model_facts",
-    "refuse_strays",
     "server_env",
     "stray_files",
     "stray_variables",

@@ -128,24 +128,3 @@ def stray_files(base: Mapping[str, str]) -> dict[str, str]:
     own = base.get("NCCL_CONF_FILE") or (f"{base['HOME']}/.nccl.conf" if base.get("HOME") else None)
     paths = [Path("/etc/nccl.conf"), *([Path(own)] if own else [])]
     return {str(path): path.read_text(encoding="utf-8", errors="replace") for path in paths if path.is_file()}
-
-
-def refuse_strays(base: Mapping[str, str], allow: Iterable[str] = ()) -> dict[str, str]:
-    """Everything stray, for the record.
-
-    Args:
-        base: The environment to look through.
-        allow: Names of variables, or paths of files, that may stay.
-
-    Raises:
-        UsageError: There is something stray that is not in ``allow``.
-    """
-    found = stray_variables(base) | stray_files(base)
-    refused = [name for name in found if name not in set(allow)]
-    if refused:
-        shown = ", ".join(f"{name}={found[name]}" if name in base else name for name in refused)
-        raise UsageError(
-            f"this environment would change what is measured: {shown}",
-            remedy=f"unset or remove them, or let them stay: allow_env: [{', '.join(refused)}] in the experiment",
-        )
-    return found

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import UsageError
-from runner.space.environment import refuse_strays, server_env, stray_files, stray_variables
+from runner.space.environment import server_env, stray_files, stray_variables
 from runner.space.surroundings import PROTECTIVE, Machine, protective_variables
 from tests.spaces import config_of, experiment_of, refusal, space_of
 
@@ -109,17 +109,3 @@ def test_strays_are_shown(tmp_path: Path) -> None:
     assert stray_files({"NCCL_CONF_FILE": str(own)})[str(own)] == "NCCL_PROTO=LL\n"
     (tmp_path / ".nccl.conf").write_text("NCCL_ALGO=Ring\n")
     assert str(tmp_path / ".nccl.conf") in stray_files({"HOME": str(tmp_path)})
-
-
-def test_strays_are_refused_unless_allowed(tmp_path: Path) -> None:
-    """The message names them and how to let them stay; allowed ones are given back for the record."""
-    conf = tmp_path / ".nccl.conf"
-    conf.write_text("NCCL_PROTO=LL\n")
-    base = {"HOME": str(tmp_path), "NCCL_PROTO": "LL"}
-    with pytest.raises(UsageError) as caught:
-        refuse_strays(base)
-    assert "NCCL_PROTO=LL" in caught.value.problem
-    assert str(conf) in caught.value.problem
-    assert "allow_env" in caught.value.remedy
-    assert refuse_strays(base, ["NCCL_PROTO", str(conf)]) == {"NCCL_PROTO": "LL", str(conf): "NCCL_PROTO=LL\n"}
-    assert refuse_strays({"PATH": "/bin"}) == {}
