@@ -243,7 +243,8 @@ class TruthServer:
             self.reply(connection, 503, b'{"error": {"message": "overloaded"}}')
             return
         self.prompted += connection.prompt_tokens
-        connection.sent = Sent(time.perf_counter_ns(), wanted["max_tokens"])
+        asked = wanted.get("max_tokens") or wanted.get("max_completion_tokens") or 16
+        connection.sent = Sent(time.perf_counter_ns(), asked)
         connection.count, connection.held = 0, b""
         cap = self.opts.max_running or self.opts.conn_cap
         if cap and self.running >= cap:
