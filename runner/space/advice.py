@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from runner.schema.space import Preset
+from runner.space.allreduce import takes_nccl
 from runner.space.architectures import breakable_graphs
-from runner.space.defaults import defaults
 from runner.space.feasibility import activation
 from runner.space.knobs import Knob
 from runner.space.settings import Target
@@ -93,21 +93,6 @@ def _collectives(space: Space) -> Iterator[str]:
             yield f"`{knob.name}` ({', '.join(names)}) changes nothing: a single GPU has nobody to talk to"
         if "NCCL_P2P_DISABLE" in names and reading.flag("disable-custom-all-reduce") is not True:
             yield f"`{knob.name}`: NCCL_P2P_DISABLE does not stop vLLM's custom all-reduce from using peer-to-peer"
-
-
-def takes_nccl(config: Reading) -> bool:
-    """Whether nothing stands before NCCL for an all-reduce of tensor parallelism."""
-    flashinfer = ("env", "VLLM_ALLREDUCE_USE_FLASHINFER")
-    fused = config.field("compilation-config", "pass_config", "fuse_allreduce_rms")
-    no_fusion = (
-        fused is False or config.eager or breakable_graphs(config) or config.flag("optimization-level") in (0, 1)
-    )
-    return (
-        config.flag("disable-custom-all-reduce") is True
-        and config.env("VLLM_ALLREDUCE_USE_SYMM_MEM") == "0"
-        and (config.env(flashinfer[1]) or defaults(config.around.version).get(flashinfer)) == "0"
-        and no_fusion
-    )
 
 
 def _reached(space: Space, knob: Knob) -> dict[Target, Any]:

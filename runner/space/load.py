@@ -62,6 +62,7 @@ def load_space(
     ordered = in_dependency_order({name: build_knob(name, spec, doc) for name, (spec, doc) in knobs.items()})
     around = Surroundings(
         device=experiment.engine.device,
+        simulated=experiment.engine.kind == "simulated",
         version=parse_version(vllm_version),
         machine=machine if machine is not None else this_machine(os.environ),
         gpus=gpus if gpus is not None else experiment.engine.gpus,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from runner.space import speculation_rules as speculation
+from runner.space.allreduce import fuses_allreduce, uses_flashinfer
 from runner.space.collectives import allreduce_algorithms, allreduce_protocols
 from runner.space.model_facts import GIB
 from runner.space.surroundings import COVERED_VERSIONS, Reading, Version, whole_numbers
@@ -235,6 +236,22 @@ def _algorithm_protocol(config: Reading) -> Reason:
     return None
 
 
+def _multicast(config: Reading) -> Reason:
+    """FlashInfer's all-reduce makes its own NVLink multicast memory, which no protective variable keeps it from.
+
+    Source: flashinfer_all_reduce of vLLM 0.24 and 0.32: its backend ``mnnvl``, the first choice on one node.
+    """
+    around = config.around
+    if not around.machine.protected or around.simulated or around.device == "cpu" or config.tensor_parallel == 1:
+        return None
+    if not fuses_allreduce(config) and not uses_flashinfer(config):
+        return None
+    return (
+        "this host switches NVLink multicast off to protect itself and others, and FlashInfer's all-reduce would use "
+        "it: set VLLM_ALLREDUCE_USE_FLASHINFER=0 and compilation-config.pass_config.fuse_allreduce_rms: false"
+    )
+
+
 def _batch_invariant(config: Reading) -> Reason:
     if config.env("VLLM_BATCH_INVARIANT") != "1":
         return None
@@ -260,6 +277,7 @@ RULES: tuple[Rule, ...] = (
     Rule(_sequence_passes, since=(0, 32, 0)),
     Rule(_channels),
     Rule(_algorithm_protocol),
+    Rule(_multicast),
     Rule(_batch_invariant),
     Rule(speculation.draft_length),
     Rule(speculation.draft_source),

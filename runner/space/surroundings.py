@@ -77,6 +77,7 @@ class Surroundings:
 
     Attributes:
         device: ``gpu`` or ``cpu``.
+        simulated: No real GPU is touched, so none needs protection.
         gpus: GPUs the study may use; None: not known.
         ladder: Concurrencies that are measured.
         drafts: Speculative method -> the draft that belongs to the model.
@@ -85,6 +86,7 @@ class Surroundings:
     device: str
     version: Version
     machine: Machine
+    simulated: bool = False
     gpus: int | None = None
     facts: ModelFacts | None = None
     ladder: tuple[int, ...] = ()

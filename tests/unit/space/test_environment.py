@@ -1,13 +1,15 @@
 """The server's environment comes from a known base; what protects the host always comes along."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runner.errors import UsageError
+from runner.schema.experiment import Engine
 from runner.space.environment import server_env, stray_files, stray_variables
 from runner.space.surroundings import PROTECTIVE, Machine, protective_variables
-from tests.spaces import config_of, experiment_of, refusal, space_of
+from tests.spaces import NCCL_PATH, config_of, experiment_of, reasons, refusal, space_of
 
 BASE = {
     "PATH": "/bin",
@@ -93,6 +95,60 @@ def test_algorithms_that_need_what_the_host_forbids_leave_the_space(tmp_path: Pa
     guarded = Machine(protected={"NCCL_NVLS_ENABLE": "0"})
     space = space_of(tmp_path, "knobs: {a: {env: NCCL_ALGO, choices: ['allreduce:nvls']}}\n", machine=guarded)
     assert "NVLS is switched off" in space.ruled_out[0].reason
+
+
+MULTICAST = "this host switches NVLink multicast off"
+
+
+@pytest.mark.parametrize(
+    ("defaults", "version", "allowed"),
+    [
+        ({}, "0.24.0", False),  # fused by itself
+        ({"json": NCCL_PATH["json"]}, "0.24.0", True),  # FlashInfer is off by itself there
+        ({"json": NCCL_PATH["json"]}, "0.32.0", False),  # and on here
+        ({"json": NCCL_PATH["json"]}, "0.28.0", False),  # not known: taken for on
+        (NCCL_PATH, "0.33.0", True),
+        ({"flags": {"enforce-eager": True}, "env": {"VLLM_ALLREDUCE_USE_FLASHINFER": "0"}}, "0.33.0", True),
+        ({"env": {"VLLM_ALLREDUCE_USE_FLASHINFER": "0"}}, "0.33.0", False),
+    ],
+)
+def test_multicast_by_flashinfer_is_ruled_out_on_a_protected_host(
+    defaults: dict[str, Any], version: str, allowed: bool
+) -> None:
+    """No protective variable keeps FlashInfer from it, so neither its all-reduce nor the fused one may run."""
+    wide = {**defaults, "flags": {**defaults.get("flags", {}), "tensor-parallel-size": 2}}
+    guarded = Machine(protected={"NVSHMEM_DISABLE_NVLS": "1"})
+    found = reasons(defaults=wide, version=version, machine=guarded)
+    assert (found == ()) == allowed
+    assert all(reason.startswith(MULTICAST) for reason in found)
+    assert reasons(defaults=wide, version=version, machine=Machine()) == ()
+    assert reasons(defaults=defaults, version=version, machine=guarded) == ()  # one GPU reduces nothing
+
+
+def test_fusion_leaves_the_space_on_a_protected_host(tmp_path: Path) -> None:
+    """Whoever asks for it is told why it is gone."""
+    guarded = Machine(protected=PROTECTIVE)
+    experiment = experiment_of(defaults={**NCCL_PATH, "flags": {"tensor-parallel-size": 2}, "json": {}})
+    text = """
+knobs:
+  fusion:
+    json: compilation-config.pass_config.fuse_allreduce_rms
+    choices: [true, false]
+    when: {x: a}
+    required: true
+  x: {choices: {off: {}, a: {env: {OTHER: "1"}}}}
+"""
+    space = space_of(tmp_path, text, experiment, machine=guarded)
+    assert [(r.label, r.reason[: len(MULTICAST)]) for r in space.ruled_out] == [("true", MULTICAST)]
+
+
+def test_a_simulated_node_needs_no_protection(tmp_path: Path) -> None:
+    """No real GPU is touched."""
+    simulated = experiment_of(defaults={"flags": {"tensor-parallel-size": 2}}).model_copy(
+        update={"engine": Engine(kind="simulated", node="some-node")}
+    )
+    space = space_of(tmp_path, "knobs: {}\n", simulated, machine=Machine(protected=PROTECTIVE))
+    assert space.baseline().gpus == 2
 
 
 def test_only_the_protective_value_protects() -> None:
