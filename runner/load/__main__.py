@@ -18,7 +18,7 @@ from runner.errors import TrialFailure, UsageError
 from runner.load.measure import Bench, recompute
 from runner.load.server import Target, find_target
 from runner.load.table import level_line
-from runner.schema.experiment import Protocol, Slo, Workload
+from runner.schema.experiment import Length, Protocol, Slo, Uniform, Workload
 from runner.schema.trial import Measurement
 
 MOST_STREAMS = 4096
@@ -35,8 +35,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--api-key", help="sent as bearer token")
     p.add_argument("--concurrency", type=_ladder, default=(1, 2, 10), help="levels, e.g. 1,2,10 (default: 1,2,10)")
     load = p.add_argument_group("workload")
-    load.add_argument("--input-tokens", type=int, default=128)
-    load.add_argument("--output-tokens", type=int, default=128)
+    load.add_argument("--input-tokens", type=_length, default=128, metavar="N", help="a number, or LOW-HIGH (uniform)")
+    load.add_argument("--output-tokens", type=_length, default=128, metavar="N", help="exact; a number, or LOW-HIGH")
     load.add_argument("--prompts", metavar="FILE", help="prompts from JSONL or ShareGPT instead of built-in text")
     load.add_argument("--random-tokens", action="store_true", help="random token ids of exact length")
     load.add_argument("--vocabulary", type=int, help="for --random-tokens: ids are drawn below it")
@@ -168,7 +168,20 @@ def _describe(workload: Workload, protocol: Protocol) -> str:
         if protocol.requests
         else f"steady state over {protocol.windows} windows of {int(protocol.window_s)} s"
     )
-    return f"{workload.prompts} prompts, {workload.input_tokens} tokens in, {workload.output_tokens} out, {how}"
+    tokens = f"{_say_length(workload.input_tokens)} tokens in, {_say_length(workload.output_tokens)} out"
+    return f"{workload.prompts} prompts, {tokens}, {how}"
+
+
+def _say_length(length: Length) -> str:
+    return f"{length.low}-{length.high}" if isinstance(length, Uniform) else str(length)
+
+
+def _length(text: str) -> Length:
+    low, dash, high = text.partition("-")
+    try:
+        return Uniform(low=int(low), high=int(high)) if dash else int(low)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no token count, e.g. 128 or 64-256") from None
 
 
 def _ladder(text: str) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from runner.load.server import Server
 from runner.load.wire import Lengths, Listed, Passages
 from runner.schema.experiment import Length, Normal, Uniform, Workload
 
-TEXT_TOKENS = 32_768
+TEXT_TOKENS = 16_384
 """Least row of text; a longer one is only made for longer prompts."""
 
 TEXT_CHARS_PER_TOKEN = 6

@@ -137,7 +137,7 @@ class Cell:
         errors, self._errors = self._errors, []
         return Progress(
             t_ns=time.perf_counter_ns(),
-            tokens=self.chunks.total,
+            tokens=self.chunks.total or len(self.chunks.ns),  # no counts by chunk: text chunks show the course
             in_flight=sum(stream.row is not None for stream in self._streams),
             ok=self._ok,
             failed=self._failed,

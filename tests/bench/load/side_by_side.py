@@ -226,9 +226,9 @@ def table(rows: list[Row], machine: str) -> str:
         "# Load clients side by side",
         "",
         f"{machine}. Server on one core, client on the other, loopback.",
-        f"{OUTPUT_TOKENS} one-token chunks a request, {TPOT_MS:g} ms apart, TTFT {TTFT_MS:g} ms, {ROUNDS} requests a stream",
-        "(steady: 3 windows of 4 s). One run a cell. Errors are against the server's own clock; its steady tok/s is over",
-        "the time in which at least 95 % of the peak were in flight.",
+        f"{OUTPUT_TOKENS} one-token chunks a request, {TPOT_MS:g} ms apart, TTFT {TTFT_MS:g} ms.",
+        f"{ROUNDS} requests a stream (steady: 3 windows of 4 s). One run a cell.",
+        "Errors are against the server's own clock; its steady tok/s is while 95 % of the peak or more were in flight.",
         "CPU: user + system seconds of the client's process tree per million tokens, start-up taken off (C=1: noise).",
         "",
         "| C | client | tok/s | server's steady tok/s | error % | TPOT error % | TTFT error % | mean / peak in flight "

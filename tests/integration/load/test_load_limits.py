@@ -1,0 +1,80 @@
+"""Where the client itself is the limit, it says so; it never passes its own slowness off as the server's."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from runner.load.measure import Bench, measure
+from runner.schema.experiment import Workload
+from tests.fakes.truth import QUICK, nothing, serving
+
+WORKLOAD = Workload(input_tokens=8, output_tokens=160)
+
+
+def test_far_beyond_its_means_the_client_is_right_or_says_that_it_was_the_limit(tmp_path: Path) -> None:
+    """128,000 chunks a second asked for, more than 40,000 sent: tok/s as the server sent them, or ``client_bound``."""
+    with serving("--ttft-ms", "50", "--tpot-ms", "8") as served:
+        found = measure(
+            served.target,
+            WORKLOAD,
+            QUICK.model_copy(update={"drain_s": 60, "request_timeout_s": 60}),
+            1024,
+            5,
+            on_phase=nothing,
+            check=nothing,
+            samples_path=tmp_path / "s.parquet",
+        )
+        truth = served.truth()
+    assert found.tokens_client == truth.tokens
+    if not found.valid:
+        assert (found.reason or "").startswith("client_bound")
+        assert found.output_tok_s is None
+        assert found.limited_by == "client"
+        return
+    early, late = np.percentile(truth.chunk_ns, (30, 70))
+    middle = (truth.chunk_ns >= early) & (truth.chunk_ns < late)
+    assert found.output_tok_s == pytest.approx(truth.chunk_tokens[middle].sum() / ((late - early) / 1e9), rel=0.05)
+
+
+def test_a_starved_client_is_client_bound(tmp_path: Path) -> None:
+    """Its core is taken by others: the event loop lags, and the level is void rather than slow."""
+    burn = "import os; os.sched_setaffinity(0, {0})\nwhile True: pass"
+    with serving("--ttft-ms", "20", "--tpot-ms", "10") as served, Bench(served.target, WORKLOAD) as bench:
+        (client,) = [one for one in psutil.Process().children() if "runner.load.worker" in one.cmdline()]
+        client.cpu_affinity([0])
+        client.nice(19)
+        burners = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(2)]
+        try:
+            found = bench.measure(QUICK, 256, 5, on_phase=nothing, check=nothing, samples_path=tmp_path / "s.parquet")
+        finally:
+            for burner in burners:
+                burner.kill()
+                burner.wait()
+    assert not found.valid
+    assert (found.reason or "").startswith("client_bound")
+    assert found.output_tok_s is None
+
+
+def test_thirty_thousand_chunks_a_second_are_no_limit(tmp_path: Path) -> None:
+    """1000 streams at 30 chunks/s: a number, well below the 40,000 from which the client may give up."""
+    for _ in range(3):  # another process on the machine may take the core for a moment
+        with serving("--ttft-ms", "50", "--tpot-ms", "33") as served:
+            found = measure(
+                served.target,
+                Workload(input_tokens=8, output_tokens=60),
+                QUICK,
+                1000,
+                5,
+                on_phase=nothing,
+                check=nothing,
+                samples_path=tmp_path / "s.parquet",
+            )
+        if found.valid:
+            break
+    assert found.valid, found.reason
+    assert found.client_cpu is not None
+    assert found.client_cpu < 0.9
