@@ -70,17 +70,7 @@ def read_request(
         raise BadRequest(message, status=404, kind="NotFoundError", param="model")
     stream = bool(fields.get("stream"))
     options = fields.get("stream_options") or {}
-    if options and not stream:
-        raise BadRequest(
-            "Stream options can only be defined when `stream=True`. (parameter=stream_options)", param="stream_options"
-        )
-    temperature = fields.get("temperature")
-    if isinstance(temperature, int | float) and temperature < 0:
-        raise BadRequest(
-            f"temperature must be non-negative, got {float(temperature)}. "
-            f"(parameter=temperature, value={float(temperature)})",
-            param="temperature",
-        )
+    _check_options(options, stream, fields.get("temperature"))
     prompts = _chat_prompts(fields, tokenizer) if chat else _prompts(fields, tokenizer, vocabulary)
     return [
         Asked(
@@ -96,6 +86,19 @@ def read_request(
         )
         for prompt in prompts
     ]
+
+
+def _check_options(options: object, stream: bool, temperature: object) -> None:
+    if options and not stream:
+        raise BadRequest(
+            "Stream options can only be defined when `stream=True`. (parameter=stream_options)", param="stream_options"
+        )
+    if isinstance(temperature, int | float) and temperature < 0:
+        given = float(temperature)
+        raise BadRequest(
+            f"temperature must be non-negative, got {given}. (parameter=temperature, value={given})",
+            param="temperature",
+        )
 
 
 def _fields(body: bytes) -> dict[str, Any]:

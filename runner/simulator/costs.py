@@ -5,7 +5,8 @@ First principles, each with few parameters that stand in the node's and the mode
 * matrix work is a smooth roofline: bytes of weights over memory bandwidth, and floating-point operations over
   throughput, joined as ``sqrt(memory^2 + compute^2)``. Under tensor parallelism each GPU holds its share;
 * a mixture of experts reads the experts its tokens hit: ``E (1 - (1 - k/E)^tokens)`` of E on average for uniform
-  routing. Padded tokens of a graph are routed too;
+  routing. Padded tokens of a graph are routed too. With whole experts on each GPU the fullest one is waited for (the
+  largest of n Poisson numbers of mean m is about ``m + sqrt(2 m ln n)``);
 * attention reads the KV cache of the running requests;
 * every kernel costs its place in the graph (replay), or a launch from the host (eager): then the step lasts as long as
   the longer of host and GPU. The host does not launch past a collective that is still running, so what of it exceeds
@@ -23,7 +24,7 @@ per-node calibration in ``experiments/nodes``; ``tests/unit/simulator/test_calib
 """
 
 from dataclasses import dataclass
-from math import hypot
+from math import hypot, log, sqrt
 
 from runner.schema.node import Path, SimulatedModel, SimulatedNode
 from runner.simulator.launch import Launch
@@ -68,14 +69,14 @@ class StepTime:
     """Durations of one step, in seconds.
 
     Attributes:
-        stage_s: GPU (or launch-bound worker) time of one pipeline stage.
-        launch_s: Part of the worker's time that the host needs to launch kernels.
+        stages_s: GPU (or launch-bound worker) time of each pipeline stage.
+        launch_s: Time of all stages' workers that the host needs to launch kernels.
         host_s: Scheduling and output handling in the engine process; async scheduling hides it behind the GPU.
         all_reduce_s: All-reduces within the whole step, for the share of the step.
         graph: ``FULL``, ``PIECEWISE`` or ``NONE``.
     """
 
-    stage_s: float
+    stages_s: tuple[float, ...]
     launch_s: float
     host_s: float
     all_reduce_s: float
@@ -88,21 +89,30 @@ def step_time(launch: Launch, node: SimulatedNode, model: SimulatedModel, batch:
     late_s = node.host.launch_us * LAUNCH_SKEW * 1e-6 if graph == "NONE" else 0.0
     one_reduce_s = all_reduce_s(launch, node, tokens * model.hidden * ACTIVATION_BYTES) + late_s
     reduce_s = all_reduces(launch, model) * one_reduce_s
-    compute_s = gpu_compute_s(launch, node, model, tokens, batch.context_tokens)
-    gpu_s = compute_s + reduce_s + draft_s(launch, node, model, batch)
+    body_s = gpu_compute_s(launch, node, model, tokens, batch.context_tokens) + reduce_s
+    head_s = _head_s(launch, node, model, tokens) + draft_s(launch, node, model, batch)
     launch_s = launches(launch, model, graph) * node.host.launch_us * 1e-6
     if graph == "NONE":
         shown_s = max(0.0, one_reduce_s - late_s - node.host.launch_us * 1e-6)
         launch_s += all_reduces(launch, model) * shown_s
-    stages = launch.pipeline_parallel
-    hand_over_s = 0.0 if stages == 1 else P2P_SEND_US * 1e-6
+    hand_over_s = 0.0 if launch.pipeline_parallel == 1 else P2P_SEND_US * 1e-6
+    shares = stage_shares(launch, model)
+    gpu_s = [body_s * share for share in shares[:-1]] + [body_s * shares[-1] + head_s]
     return StepTime(
-        stage_s=max(gpu_s, launch_s) / stages + hand_over_s,
-        launch_s=launch_s / stages,
+        stages_s=tuple(
+            max(on_gpu, launch_s * share) + hand_over_s for on_gpu, share in zip(gpu_s, shares, strict=True)
+        ),
+        launch_s=launch_s,
         host_s=host_s(launch, node, batch),
         all_reduce_s=reduce_s,
         graph=graph,
     )
+
+
+def stage_shares(launch: Launch, model: SimulatedModel) -> list[float]:
+    """Each pipeline stage's share of the layers."""
+    layers = launch.layer_partition or (model.layers / launch.pipeline_parallel,) * launch.pipeline_parallel
+    return [count / model.layers for count in layers]
 
 
 def graph_of(launch: Launch, batch: Batch) -> tuple[str, int]:
@@ -138,9 +148,16 @@ def gpu_compute_s(
 ) -> float:
     """Kernels, matrix work and KV reads of all layers on one GPU's share (all pipeline stages together)."""
     share = 1.0 / launch.tensor_parallel
-    kernels_s = (model.layers * model.kernels_per_layer + FIXED_KERNELS) * node.gpu.graph_kernel_us * 1e-6
+    kernels_s = model.layers * model.kernels_per_layer * node.gpu.graph_kernel_us * 1e-6
     kv_s = context_tokens * kv_bytes_per_token(model) * kv_share(launch, model) / (node.gpu.bandwidth_gb_s * 1e9)
-    return kernels_s + _dense_s(node, model, tokens) * share + _experts_s(node, model, tokens) * share + kv_s
+    dense_s = _dense_s(node, model, dense_weights(model), tokens)
+    return kernels_s + (dense_s + _experts_s(launch, node, model, tokens)) * share + kv_s
+
+
+def _head_s(launch: Launch, node: SimulatedNode, model: SimulatedModel, tokens: int) -> float:
+    """What only the last pipeline stage does: final norm, logits and sampling."""
+    logits_s = _dense_s(node, model, model.hidden * model.vocabulary, tokens) / launch.tensor_parallel
+    return logits_s + FIXED_KERNELS * node.gpu.graph_kernel_us * 1e-6
 
 
 def _roofline(node: SimulatedNode, weight_bytes: float, flop: float, bandwidth: float, throughput: float) -> float:
@@ -149,8 +166,7 @@ def _roofline(node: SimulatedNode, weight_bytes: float, flop: float, bandwidth: 
     return hypot(memory_s, compute_s)
 
 
-def _dense_s(node: SimulatedNode, model: SimulatedModel, tokens: int) -> float:
-    weights = dense_weights(model) + model.hidden * model.vocabulary
+def _dense_s(node: SimulatedNode, model: SimulatedModel, weights: float, tokens: int) -> float:
     return _roofline(
         node,
         weights * model.weight_bits / 8,
@@ -160,13 +176,17 @@ def _dense_s(node: SimulatedNode, model: SimulatedModel, tokens: int) -> float:
     )
 
 
-def _experts_s(node: SimulatedNode, model: SimulatedModel, tokens: int) -> float:
+def _experts_s(launch: Launch, node: SimulatedNode, model: SimulatedModel, tokens: int) -> float:
+    """All experts hit, read and multiplied by one GPU; whole experts a GPU wait for the one with the most hits."""
     experts = model.experts
     if experts is None:
         return 0.0
     expert_weights = 3.0 * model.hidden * experts.intermediate * (model.layers - experts.dense_layers)
     hit = experts.total * (1.0 - (1.0 - experts.active / experts.total) ** tokens)
-    return _roofline(
+    uneven = 1.0
+    if launch.expert_parallel and launch.tensor_parallel > 1:
+        uneven += sqrt(2.0 * log(launch.tensor_parallel) * launch.tensor_parallel / hit)
+    return uneven * _roofline(
         node,
         hit * expert_weights * model.weight_bits / 8,
         2.0 * expert_weights * experts.active * tokens,

@@ -257,25 +257,25 @@ class Engine:
             drafted=sum(1 for work in works if work.drafts),
         )
         step = step_time(self.launch, self._node, self._model, batch)
-        stage_s = step.stage_s
+        stages_s = step.stages_s
         if self.launch.async_scheduling and self.launch.pipeline_parallel == 1:
-            stage_s = max(stage_s, step.launch_s + WORKER_SHARE * step.host_s)
-        stage_s *= self._speed
+            stages_s = (max(stages_s[0], step.launch_s + WORKER_SHARE * step.host_s),)
+        speed = self._speed
         if self._noise is not None:
-            stage_s *= exp(self._random.gauss(0.0, self._noise.step))
+            speed *= exp(self._random.gauss(0.0, self._noise.step))
         leave_s = self.now_s
-        for stage, free_s in enumerate(self._stage_free_s):
-            leave_s = max(leave_s, free_s) + stage_s
+        for stage, stage_s in enumerate(stages_s):
+            leave_s = max(leave_s, self._stage_free_s[stage]) + stage_s * speed
             self._stage_free_s[stage] = leave_s
         self._in_flight += 1
-        self._count(batch, step, stage_s)
+        self._count(batch, step, speed * sum(stages_s))
         self._at(leave_s, self._step_done, _Flight(works, step))
 
-    def _count(self, batch: Batch, step: StepTime, stage_s: float) -> None:
+    def _count(self, batch: Batch, step: StepTime, busy_s: float) -> None:
         self.counters.steps += 1
         self.counters.step_tokens += batch.tokens
-        self.counters.busy_s += stage_s
-        self.counters.all_reduce_s += step.all_reduce_s / self.launch.pipeline_parallel
+        self.counters.busy_s += busy_s
+        self.counters.all_reduce_s += step.all_reduce_s
         self.counters.graphs[step.graph] = self.counters.graphs.get(step.graph, 0) + 1
 
     def _step_done(self, flight: _Flight) -> None:

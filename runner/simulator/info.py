@@ -19,10 +19,6 @@ def server_info(
     launch: Launch, options: dict[str, Any], env: dict[str, str], node: SimulatedNode, model: SimulatedModel
 ) -> dict[str, Any]:
     """The reply of ``/server_info?config_format=json``; the keys of vLLM 0.32 that this server has a value for."""
-    compilation = options.get("compilation_config") or {}
-    passes = {"fuse_allreduce_rms": False, **(compilation.get("pass_config") or {})}
-    if not node.flashinfer:
-        passes["fuse_allreduce_rms"] = False
     config = {
         "model_config": {
             "model": options.get("model") or options.get("model_tag"),
@@ -37,14 +33,7 @@ def server_info(
             "num_gpu_blocks": launch.kv_cache_tokens // launch.block_size,
             "kv_cache_size_tokens": launch.kv_cache_tokens,
         },
-        "parallel_config": {
-            "tensor_parallel_size": launch.tensor_parallel,
-            "pipeline_parallel_size": launch.pipeline_parallel,
-            "world_size": launch.world,
-            "disable_custom_all_reduce": not launch.custom_all_reduce,
-            "enable_expert_parallel": bool(options.get("enable_expert_parallel")),
-            "distributed_executor_backend": "uni" if launch.world == 1 else "mp",
-        },
+        "parallel_config": _parallel(launch),
         "scheduler_config": {
             "max_num_batched_tokens": launch.max_num_batched_tokens,
             "max_num_seqs": launch.max_num_seqs,
@@ -52,16 +41,8 @@ def server_info(
             "async_scheduling": launch.async_scheduling,
             "stream_interval": launch.stream_interval,
         },
-        "compilation_config": {
-            "mode": 3 if launch.compiles else 0,
-            "cudagraph_mode": _GRAPH_MODES[launch.graph_mode],
-            "cudagraph_capture_sizes": list(launch.capture_sizes),
-            "max_cudagraph_capture_size": launch.capture_sizes[-1] if launch.capture_sizes else None,
-            "pass_config": passes,
-        },
-        "speculative_config": None
-        if launch.draft_method is None
-        else {"method": launch.draft_method, "num_speculative_tokens": launch.draft_tokens},
+        "compilation_config": _compilation(launch, options.get("compilation_config") or {}, node),
+        "speculative_config": _speculation(launch),
         "optimization_level": options.get("optimization_level"),
         "performance_mode": options.get("performance_mode"),
     }
@@ -71,6 +52,40 @@ def server_info(
         "vllm_config": config,
         "vllm_env": named,
         "system_env": {"simulated_node": node.name, "simulated_model": model.name, "is_cuda_available": "False"},
+    }
+
+
+def _parallel(launch: Launch) -> dict[str, Any]:
+    return {
+        "tensor_parallel_size": launch.tensor_parallel,
+        "pipeline_parallel_size": launch.pipeline_parallel,
+        "world_size": launch.world,
+        "disable_custom_all_reduce": not launch.custom_all_reduce,
+        "enable_expert_parallel": launch.expert_parallel,
+        "distributed_executor_backend": "uni" if launch.world == 1 else "mp",
+    }
+
+
+def _compilation(launch: Launch, asked: dict[str, Any], node: SimulatedNode) -> dict[str, Any]:
+    passes = {"fuse_allreduce_rms": False, **(asked.get("pass_config") or {})}
+    if not node.flashinfer:
+        passes["fuse_allreduce_rms"] = False
+    return {
+        "mode": 3 if launch.compiles else 0,
+        "cudagraph_mode": _GRAPH_MODES[launch.graph_mode],
+        "cudagraph_capture_sizes": list(launch.capture_sizes),
+        "max_cudagraph_capture_size": launch.capture_sizes[-1] if launch.capture_sizes else None,
+        "pass_config": passes,
+    }
+
+
+def _speculation(launch: Launch) -> dict[str, Any] | None:
+    if launch.draft_method is None:
+        return None
+    return {
+        "method": launch.draft_method,
+        "num_speculative_tokens": launch.draft_tokens,
+        "num_speculative_tokens_per_batch_size": [list(each) for each in launch.drafts_by_batch] or None,
     }
 
 

@@ -31,8 +31,11 @@ class Launch:
         graph_mode: ``NONE``, ``PIECEWISE``, ``FULL``, ``FULL_DECODE_ONLY`` or ``FULL_AND_PIECEWISE``.
         capture_sizes: Token counts with a captured graph, rising.
         all_reduce: Active all-reduce backends in dispatch order, in vLLM's names.
+        expert_parallel: Whether GPUs hold whole experts instead of slices of each.
+        layer_partition: Layers of each pipeline stage; empty: as equal as can be.
         draft_method: ``ngram``, ``ngram_gpu``, ``mtp`` or None.
         draft_tokens: Draft tokens a step; 0 without speculation.
+        drafts_by_batch: ``(from, to, draft tokens)`` by running requests; empty: always ``draft_tokens``.
         synthetic_acceptance: Chance of each draft position when acceptance is synthetic, else None.
         runner: Model runner, ``V1`` or ``V2``.
         kv_cache_tokens: Size of the KV cache.
@@ -57,8 +60,11 @@ class Launch:
     capture_sizes: tuple[int, ...] = ()
     all_reduce: tuple[str, ...] = ()
     nccl: Nccl = field(default_factory=Nccl)
+    expert_parallel: bool = False
+    layer_partition: tuple[int, ...] = ()
     draft_method: str | None = None
     draft_tokens: int = 0
+    drafts_by_batch: tuple[tuple[int, int, int], ...] = ()
     synthetic_acceptance: tuple[float, ...] | None = None
     runner: str = "V2"
     kv_cache_tokens: int = 0

@@ -56,6 +56,7 @@ def resolve(
     """
     warnings: list[str] = []
     launch = _parallel(options, node, model)
+    launch = _stages(launch, env, model)
     launch = _scheduler(launch, options, node, model)
     launch = _speculation(launch, options, env, model, warnings)
     launch = _graphs(launch, options, node, warnings)
@@ -88,7 +89,27 @@ def _parallel(options: argparse.Namespace, node: SimulatedNode, model: Simulated
         raise Refused(f"AssertionError: {model.intermediate} is not divisible by {tensor}", "weights")
     if options.enable_expert_parallel and model.experts is None:
         raise Refused("ValueError: Number of experts in the model must be greater than 0 when expert parallelism is on")
-    return Launch(tensor_parallel=tensor, pipeline_parallel=pipeline, api_servers=max(1, options.api_server_count))
+    return Launch(
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        expert_parallel=bool(options.enable_expert_parallel),
+        api_servers=max(1, options.api_server_count),
+    )
+
+
+def _stages(launch: Launch, env: Mapping[str, str], model: SimulatedModel) -> Launch:
+    """``VLLM_PP_LAYER_PARTITION``: one count a stage, all layers in all."""
+    text = env.get("VLLM_PP_LAYER_PARTITION")
+    if not text or launch.pipeline_parallel == 1:
+        return launch
+    if not all(word.strip().isdigit() for word in text.split(",")):
+        raise Refused(f"ValueError: Invalid partition string: {text}", "weights")
+    layers = tuple(int(word) for word in text.split(","))
+    if len(layers) != launch.pipeline_parallel:
+        raise Refused(f"ValueError: len(partitions)={len(layers)} does not match pp_size.", "weights")
+    if sum(layers) != model.layers:
+        raise Refused(f"ValueError: sum(partitions)={sum(layers)} does not match num_hidden_layers.", "weights")
+    return replace(launch, layer_partition=layers)
 
 
 def _scheduler(launch: Launch, options: argparse.Namespace, node: SimulatedNode, model: SimulatedModel) -> Launch:
@@ -165,6 +186,7 @@ def _speculation(
         launch,
         draft_method=method,
         draft_tokens=draft_tokens,
+        drafts_by_batch=tuple(tuple(each) for each in spec.get("num_speculative_tokens_per_batch_size") or ()),
         synthetic_acceptance=_synthetic(spec, draft_tokens),
     )
 

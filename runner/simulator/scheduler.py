@@ -202,8 +202,12 @@ class Scheduler:
         return Work(request, 1 + drafts, drafts, decoding=True)
 
     def _drafts(self, request: Request) -> int:
-        early = self.launch.draft_method in ("ngram", "ngram_gpu") and request.generated < FIRST_DRAFT_AFTER
-        return 0 if early else self.launch.draft_tokens
+        if self.launch.draft_method in ("ngram", "ngram_gpu") and request.generated < FIRST_DRAFT_AFTER:
+            return 0
+        for low, high, drafts in self.launch.drafts_by_batch:
+            if low <= len(self.running) <= high:
+                return min(drafts, self.launch.draft_tokens)
+        return self.launch.draft_tokens
 
     def _make_room(self, request: Request, tokens: int, batch: list[Work]) -> bool:
         """Blocks for ``tokens`` more; preempts from the youngest on. False when the request itself had to go."""

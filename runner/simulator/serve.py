@@ -1,5 +1,6 @@
 """One simulated server's life: arguments, socket, processes, phases, service, end."""
 
+import argparse
 import asyncio
 import os
 import signal
@@ -40,41 +41,55 @@ def serve(words: Sequence[str], env: Mapping[str, str], faults: Faults) -> int:
     )
     options = parse(words)
     name = options.model or options.model_tag or ""
+    try:
+        start, listener = _prepare(options, name, env, faults, log)
+    except Refused as error:
+        startup.refuse(log, error.where, error.message)
+        return 1
+    info = server_info(start.launch, vars(options), dict(env), start.node, start.model)
+    code: int = uvloop.run(_Server(start, log, listener, info, options.served_model_name or [name]).run())
+    return code
+
+
+def _prepare(
+    options: argparse.Namespace, name: str, env: Mapping[str, str], faults: Faults, log: startup.Log
+) -> tuple[startup.Start, socket.socket]:
+    """What happens before the event loop: port, descriptions, resolved launch, child processes.
+
+    Raises:
+        Refused: With what the API server itself finds wrong.
+    """
     if faults.hangs("process"):
         time.sleep(startup.HANG_S)
     if (message := faults.crash("process")) is not None:
-        startup.refuse(log, "process", message)
-        return 1
+        raise Refused(message, "process")
     log.api(f"vLLM API server version {VERSION}, model {name}", where="api_utils.py:286")
     try:
         listener = _bind(options.host, options.port)
         node = load_node(env.get("SIMULATED_NODE") or NODE)
         model = load_model(name, options.hf_overrides)
-    except OSError as error:
-        startup.refuse(log, "process", f"OSError: {error}")
-        return 1
-    except UsageError as error:
-        startup.refuse(log, "process", f"ValueError: {error}")
-        return 1
-    refused: Refused | None = None
-    launch = Launch(tensor_parallel=options.tensor_parallel_size)
-    warnings: tuple[str, ...] = ()
-    try:
-        resolved = resolve(options, env, node, model)
-        launch, warnings = resolved.launch, resolved.warnings
-    except Refused as error:
-        refused = error
+    except (OSError, UsageError) as error:
+        kind = "OSError" if isinstance(error, OSError) else "ValueError"
+        raise Refused(f"{kind}: {error}", "process") from None
+    launch, warnings, refused = _resolve(options, env, node, model)
     if faults.tokens_per_chunk:
         launch = replace(launch, stream_interval=faults.tokens_per_chunk)
-    if refused is not None and refused.where == "config":
-        startup.refuse(log, "config", f"pydantic_core._pydantic_core.ValidationError: 1 error\n  {refused.message}")
-        return 1
     children = processes.start(launch, faults)
-    start = startup.Start(launch, node, model, name, env, faults, children, refused, warnings)
-    info = server_info(launch, vars(options), dict(env), node, model)
-    server = _Server(start, log, listener, info, options.served_model_name or [name])
-    code: int = uvloop.run(server.run())
-    return code
+    return startup.Start(launch, node, model, name, env, faults, children, refused, warnings), listener
+
+
+def _resolve(
+    options: argparse.Namespace, env: Mapping[str, str], node: SimulatedNode, model: SimulatedModel
+) -> tuple[Launch, tuple[str, ...], Refused | None]:
+    """The launch and its warnings; a refusal that shows only in the engine is handed on."""
+    try:
+        resolved = resolve(options, env, node, model)
+    except Refused as error:
+        if error.where == "config":
+            text = f"pydantic_core._pydantic_core.ValidationError: 1 validation error\n  {error.message}"
+            raise Refused(text, "config") from None
+        return Launch(tensor_parallel=options.tensor_parallel_size), (), error
+    return resolved.launch, resolved.warnings, None
 
 
 def _bind(host: str, port: int) -> socket.socket:

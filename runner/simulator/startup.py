@@ -168,20 +168,27 @@ def _words(phase: str, start: Start, took_s: float) -> list[str]:
     if phase == "compile":
         return _compile_words(start, worker, took_s)
     if phase == "profile":
-        cache = f"{launch.kv_cache_tokens:,}"
-        most = launch.kv_cache_tokens / launch.max_model_len
-        return [
-            f"{worker}[gpu_worker.py:760] Available KV cache memory: {launch.cache_gib:.2f} GiB",
-            f"{engine}[kv_cache_utils.py:2327] GPU KV cache size: {cache} tokens, Maximum concurrency for "
-            f"{launch.max_model_len:,} tokens per request: {most:.2f}x",
-        ]
+        return _profile_words(launch, worker, engine)
+    return _capture_words(launch, worker, took_s)
+
+
+def _profile_words(launch: Launch, worker: str, engine: str) -> list[str]:
+    most = launch.kv_cache_tokens / launch.max_model_len
+    return [
+        f"{worker}[gpu_worker.py:760] Available KV cache memory: {launch.cache_gib:.2f} GiB",
+        f"{engine}[kv_cache_utils.py:2327] GPU KV cache size: {launch.kv_cache_tokens:,} tokens, Maximum concurrency "
+        f"for {launch.max_model_len:,} tokens per request: {most:.2f}x",
+    ]
+
+
+def _capture_words(launch: Launch, worker: str, took_s: float) -> list[str]:
     graphs = len(launch.capture_sizes)
     if not graphs:
         return []
+    took = f"took {launch.graphs_gib:.2f} GiB"
     return [
         f"Capturing CUDA graphs (mixed prefill-decode, PIECEWISE): 100%|##########| {graphs}/{graphs}",
-        f"{worker}[model_runner.py:1128] Graph capturing finished in {took_s:.0f} secs, "
-        f"took {launch.graphs_gib:.2f} GiB",
+        f"{worker}[model_runner.py:1128] Graph capturing finished in {took_s:.0f} secs, {took}",
     ]
 
 

@@ -77,25 +77,48 @@ def test_a_step_without_a_graph_is_as_long_as_its_launches() -> None:
     """Eager, small batches cost what the host takes, and the GPU's time hides behind it."""
     eager = replace(GRAPHS, graph_mode="NONE", capture_sizes=())
     slow, fast = step_time(eager, BOX, MOE, decode(1)), step_time(GRAPHS, BOX, MOE, decode(1))
-    assert slow.stage_s == pytest.approx(slow.launch_s)
-    assert slow.stage_s > 1.8 * fast.stage_s
+    assert slow.stages_s[0] == pytest.approx(slow.launch_s)
+    assert slow.stages_s[0] > 1.8 * fast.stages_s[0]
 
 
 def test_a_mixture_reads_more_experts_as_the_batch_grows() -> None:
     """Ten tokens cost a mixture much more than one, and a dense model hardly more."""
     alone = replace(GRAPHS, capture_sizes=(1, 10))
-    mixture = [step_time(alone, BOX, MOE, decode(count)).stage_s for count in (1, 10)]
-    dense = [step_time(alone, BOX, DENSE, decode(count)).stage_s for count in (1, 10)]
+    mixture = [step_time(alone, BOX, MOE, decode(count)).stages_s[0] for count in (1, 10)]
+    dense = [step_time(alone, BOX, DENSE, decode(count)).stages_s[0] for count in (1, 10)]
     assert mixture[1] / mixture[0] > 2
     assert dense[1] / dense[0] < 1.2
 
 
 def test_context_costs_time() -> None:
     """The KV cache is read in every step."""
-    assert step_time(GRAPHS, BOX, DENSE, decode(8, 80_000)).stage_s > step_time(GRAPHS, BOX, DENSE, decode(8)).stage_s
+    assert (
+        step_time(GRAPHS, BOX, DENSE, decode(8, 80_000)).stages_s[0]
+        > step_time(GRAPHS, BOX, DENSE, decode(8)).stages_s[0]
+    )
 
 
 def test_weights() -> None:
     """The models are as large as they are called."""
     assert total_weights(MOE) == pytest.approx(744e9, rel=0.01)
     assert total_weights(DENSE) == pytest.approx(7.2e9, rel=0.03)
+
+
+def test_whole_experts_wait_for_the_fullest_gpu() -> None:
+    """Expert parallelism costs most where few tokens hit few experts, and little for large batches."""
+    spread = replace(GRAPHS, expert_parallel=True)
+    few, many = (
+        step_time(spread, BOX, MOE, decode(count)).stages_s[0] / step_time(GRAPHS, BOX, MOE, decode(count)).stages_s[0]
+        for count in (1, 512)
+    )
+    assert few > many > 1.0
+
+
+def test_layers_of_a_stage_are_its_time() -> None:
+    """The last stage makes the logits, so an even split is uneven in time, and fewer layers there mend it."""
+    even = replace(GRAPHS, tensor_parallel=1, pipeline_parallel=2)
+    first, last = step_time(even, H200, DENSE, decode(8)).stages_s
+    assert last > first
+    moved = step_time(replace(even, layer_partition=(19, 17)), H200, DENSE, decode(8)).stages_s
+    assert max(moved) < 1.06 * max(first, last)
+    assert sum(moved) == pytest.approx(first + last)

@@ -213,3 +213,13 @@ def test_pipeline_batches_share_the_requests() -> None:
     first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
     assert (len(first), len(second)) == (3, 3)
     assert not {id(work.request) for work in first} & {id(work.request) for work in second}
+
+
+def test_fewer_drafts_as_batches_grow() -> None:
+    """Draft lengths by running requests: two for up to two requests, none above."""
+    launch = replace(SMALL, draft_method="mtp", draft_tokens=2, drafts_by_batch=((1, 2, 2), (3, 8, 0)))
+    for count, drafts in ((2, 2), (3, 0)):
+        scheduler = Scheduler(launch)
+        sent = [Request(4, 10, generated=1, computed=4) for _ in range(count)]
+        scheduler.running.extend(sent)
+        assert [work.drafts for work in scheduler.schedule(0.0)] == [drafts] * count

@@ -115,6 +115,8 @@ def test_synthetic_acceptance() -> None:
             "config",
             "Async scheduling",
         ),
+        (["-pp", "2"], {"VLLM_PP_LAYER_PARTITION": "18,17"}, "weights", "does not match num_hidden_layers"),
+        (["-pp", "2"], {"VLLM_PP_LAYER_PARTITION": "36"}, "weights", "does not match pp_size"),
         (["-tp", "2"], {"NCCL_ALGO": "Tree"}, "worker", "no algorithm/protocol available"),
         (["-tp", "2"], {"NCCL_PROTO": "Quick"}, "worker", "ncclInvalidUsage"),
         (["--gpu-memory-utilization", "0.05"], {}, "profile", "No available memory for the cache blocks"),
