@@ -1,7 +1,7 @@
 """A connection to Ray, and the handle of one node actor. See the room's ``__init__``."""
 
-import importlib.metadata
 import os
+import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +24,9 @@ ANSWER_S = 30.0
 
 LEASE_S = 120.0
 """Longest wait for an actor to be placed once the cluster has enough GPUs in all."""
+
+CONNECT_S = 5.0
+"""Longest wait for a cluster's port to answer."""
 
 STOP_S = 600.0
 """Longest wait for a stop; far beyond what SIGTERM, SIGKILL and the GPUs' memory take together. A node that needs more
@@ -57,6 +60,9 @@ class _NodeActor:
     def provenance(self) -> Provenance:
         return self._node.provenance()
 
+    def pid(self) -> int:
+        return os.getpid()
+
 
 class NodeHandle:
     """One node actor as the driver sees it. Calls block, answer to ``cancelled`` and raise ``TrialFailure``."""
@@ -85,6 +91,10 @@ class NodeHandle:
 
     def provenance(self) -> Provenance:
         return self._get(self._actor.provenance.remote(), ANSWER_S)
+
+    def pid(self) -> int:
+        """The actor's process on its machine."""
+        return self._get(self._actor.pid.remote(), ANSWER_S)
 
     def kill(self) -> None:
         """Ends the actor. Its server, should one be left, dies with the actor's pipe."""
@@ -139,13 +149,11 @@ class Cluster:
             ).strip(os.pathsep)
             ray.init(address="local", num_gpus=self._gpus, **options)
             return self
+        _refuse_silence(self._address)
         try:
-            ray.init(address=self._address, runtime_env={"py_modules": [str(PACKAGE)]}, **options)
+            ray.init(address=self._address, runtime_env=code_to_bring(PACKAGE), **options)
         except ConnectionError as error:
-            raise UsageError(
-                f"no Ray cluster answers at {self._address!r}: {_first_line(error)}",
-                remedy="start one with `ray start --head`, or leave the address out to use this machine",
-            ) from error
+            raise _no_cluster(self._address, _first_line(error)) from error
         return self
 
     def __exit__(
@@ -189,9 +197,33 @@ class Cluster:
             self._handle = None
 
 
-def version() -> str:
-    """Ray's own version."""
-    return importlib.metadata.version("ray")
+def code_to_bring(package: Path) -> dict[str, Any]:
+    """Ray's runtime environment for a cluster elsewhere: this checkout, else the installed package alone.
+
+    A checkout brings its experiments along, which describe simulated nodes and models.
+    """
+    checkout = package.parent
+    if not (checkout / "experiments").is_dir():
+        return {"py_modules": [str(package)]}
+    return {"working_dir": str(checkout), "excludes": ["/.*", "/results", "/tests", "/build", "__pycache__"]}
+
+
+def _refuse_silence(address: str) -> None:
+    """Ray itself tries for minutes; a port that nobody listens on is said at once."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+    except OSError as error:
+        raise _no_cluster(address, str(error)) from error
+
+
+def _no_cluster(address: str, why: str) -> UsageError:
+    return UsageError(
+        f"no Ray cluster answers at {address!r}: {why}",
+        remedy="start one with `ray start --head`, or leave the address out to use this machine",
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -40,7 +40,7 @@ def installed_flags(command: Sequence[str], version: str, cache: Path) -> frozen
     Raises:
         UsageError: The help cannot be had: vLLM is missing or broken.
     """
-    answer = cache / f"vllm-serve-flags-{re.sub(r'[^A-Za-z0-9.+-]', '_', version)}.json"
+    answer = _answer(version, cache)
     if answer.is_file():
         return frozenset(json.loads(answer.read_text(encoding="utf-8")))
     flags = flags_of_help(_help([*command, "serve", "--help=all"]))
@@ -53,8 +53,17 @@ def installed_flags(command: Sequence[str], version: str, cache: Path) -> frozen
     return flags
 
 
+def is_known(version: str, cache: Path) -> bool:
+    """Whether ``installed_flags`` has its answer already and need not start vLLM."""
+    return _answer(version, cache).is_file()
+
+
+def _answer(version: str, cache: Path) -> Path:
+    return cache / f"vllm-serve-flags-{re.sub(r'[^A-Za-z0-9.+-]', '_', version)}.json"
+
+
 def _help(command: Sequence[str]) -> str:
-    remedy = "install vLLM (`make setup`), or name a Python that has it with PYTHON="
+    remedy = "install vLLM (`make sweep` does), or name a Python that has it with PYTHON="
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_HELP_TIMEOUT_S, check=False)
     except OSError as error:

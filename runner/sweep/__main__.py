@@ -92,11 +92,11 @@ def parse(words: Sequence[str] | None) -> tuple[Options, argparse.Namespace]:
 
 def sweep(options: Options, arguments: argparse.Namespace, console: Console) -> int:
     """Runs, explains or shows the study that ``options`` describe."""
-    plan = make_plan(options)
+    plan = make_plan(options, lambda text: console.print(text, markup=False, highlight=False))
     for note in plan.notes:
         console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     if arguments.explain:
-        console.print(explain(plan.space))
+        console.print(explain(plan.space), markup=False, highlight=False, soft_wrap=True)
         return 0
     if arguments.dry_run:
         print_dry_run(plan, baseline_order(plan), console)

@@ -43,6 +43,7 @@ class Display:
         self._began = time.monotonic()
         self._spent_s: list[float] = []
         self._best = "none yet"
+        self._done = 0
         self._shown_phase = ""
         columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
         self._progress = Progress(
@@ -87,7 +88,7 @@ class Display:
 
     def ended(self, record: TrialRecord, done: int, best: str) -> None:
         """A trial's last line, and the bars moved on."""
-        self._best = best
+        self._best, self._done = best, done
         if record.duplicate_of is not None:
             self.say(f"  same as trial {record.duplicate_of}: its ladder is taken over")
         elif record.failure is not None:
@@ -116,6 +117,8 @@ class Display:
 
     def _show(self, phase: Phase, steps: tuple[str, ...]) -> None:
         name = phase.name.split(" ")[0]
+        if self._study_bar is not None:
+            self._progress.update(self._study_bar, note=self._study_note(self._done))
         if self._trial_bar is not None:
             done = steps.index(name) if name in steps else 0
             note = f"{phase.name} {clock(phase.elapsed_s)} {phase.detail}"

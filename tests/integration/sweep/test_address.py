@@ -1,0 +1,65 @@
+"""A Ray cluster that is there already: used by its address, left as it was; a wrong address is said."""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.sweep.conftest import Sweep
+
+
+def free_port() -> int:
+    """A port that is free now; Ray takes it at once."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def head() -> Iterator[tuple[str, dict[str, str]]]:
+    """Address of a head node of its own, and what a driver needs to be let in; ended by its own process group."""
+    port, env = free_port(), {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_AUTH_MODE": "token"}
+    words = ["start", "--head", f"--port={port}", "--num-gpus=2", "--include-dashboard=false", "--disable-usage-stats"]
+    process = subprocess.Popen(
+        [str(Path(sys.executable).with_name("ray")), *words, "--block"],
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if "runtime started" in line:
+            break
+    else:
+        pytest.fail("".join(said))
+    yield f"{socket.gethostbyname(socket.gethostname())}:{port}", env
+    os.killpg(process.pid, signal.SIGTERM)
+    process.wait(60)
+
+
+def test_a_running_cluster_is_used_and_left_running(head: tuple[str, dict[str, str]], folder: Path) -> None:
+    """The trial runs there, GPUs leased from it, with this driver's code; a second sweep finds it still running."""
+    address, env = head
+    for trials in ("1", "2"):
+        sweep = Sweep(folder, "--address", address, "--trials", trials, env=env)
+        assert sweep.end() == 0, sweep.text
+    lines = (folder / "results" / "small-space" / "trials.jsonl").read_text().splitlines()
+    assert [json.loads(line)["outcome"] for line in lines] == ["complete"] * 2
+
+
+def test_no_cluster_at_an_address_is_the_users_to_mend(folder: Path) -> None:
+    """A wrong address is one clear message and exit code 2."""
+    sweep = Sweep(folder, "--address", f"127.0.0.1:{free_port()}")
+    assert sweep.end() == 2, sweep.text
+    assert "no Ray cluster answers" in sweep.text
