@@ -9,11 +9,13 @@
         study.records()
     fork_study(root / old, root / new, description)            # a new study with the finished trials, if comparable
     read_study(folder)                                         # for readers: no lock, nothing written
+    make_once(database, make)                                  # for the stores that are rebuilt from the records
     latest_study(root)                                         # last written here; results/recorded never counts
 
 It knows no server, no search and no tracking.
 """
 
+from runner.records.files import make_once
 from runner.records.locate import latest_study, results_root, studies
 from runner.records.study import StudyFiles, fork_study, open_study, read_study
 
@@ -21,6 +23,7 @@ __all__ = [
     "StudyFiles",
     "fork_study",
     "latest_study",
+    "make_once",
     "open_study",
     "read_study",
     "results_root",

@@ -3,7 +3,8 @@
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,6 +66,38 @@ def append_line(path: Path, line: bytes) -> None:
                 raise
         finally:
             os.close(descriptor)
+
+
+def make_once(path: Path, make: Callable[[Path], None]) -> None:
+    """Makes the database ``path`` by ``make`` unless it is there: in a folder beside it, then moved in one step.
+
+    Makers of databases take a second and many transactions; killed in the middle, they leave one that nobody can open.
+    Two processes that want the same one wait for each other.
+
+    Args:
+        path: Where it shall lie.
+        make: Makes it at the path it is given, and has closed it when it returns.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    workshop = path.with_name(f".{path.name}.new")
+    with _writing(path):
+        waiting = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            fcntl.flock(waiting, fcntl.LOCK_EX)
+            if path.exists() and path.stat().st_size > 0:
+                return
+            shutil.rmtree(workshop, ignore_errors=True)
+            workshop.mkdir(mode=FOLDER_MODE)
+            beside = workshop / path.name
+            beside.touch(mode=FILE_MODE)
+            make(beside)
+            beside.replace(path)
+            sync_folder(path.parent)
+            workshop.rmdir()
+        finally:
+            os.close(waiting)
 
 
 def sync_folder(folder: Path) -> None:

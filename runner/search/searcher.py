@@ -23,6 +23,7 @@ from runner.schema.base import Scalar
 from runner.schema.experiment import Experiment
 from runner.schema.trial import Outcome, Role, TrialRecord
 from runner.search.encoding import as_params, encode, suggest
+from runner.search.first_steps import SHARE, first_steps
 from runner.search.schedule import Due, Proposal, due, excesses, not_its_fault, slots
 from runner.search.store import Store
 from runner.space import Params, Space
@@ -161,11 +162,13 @@ class Searcher:
         return proposal
 
     def _new_point(self) -> tuple[dict[str, Scalar], optuna.Trial] | None:
-        """A point that was not tried: asked for, the next of the grid, or the sampler's; None when there is none."""
+        """A point that was not tried: asked for, next of the grid, a first step, or the sampler's; None: there is none."""
         if (wished := self._next_of(iter(self._first))) is not None:
             return wished
         if self._grid is not None:
             return self._next_of(self._grid)
+        if self._is_early() and (step := self._next_of(first_steps(self._space))) is not None:
+            return step
         self._memory.sampler = self._sampler()
         for attempt in range(MAX_REFUSED):
             if attempt == MAX_LEARNED_REFUSED:
@@ -178,6 +181,11 @@ class Searcher:
             self.refused[refusal] += 1
             self._memory.tell(trial, state=TrialState.FAIL)
         return self._next_of(itertools.islice(self._every_point() or (), MAX_ENUMERATED))
+
+    def _is_early(self) -> bool:
+        """Whether the study's first part still runs, in which knobs are set one at a time."""
+        searched = sum(record.role is Role.SEARCH for record in self._records)
+        return self._experiment.search.sampler in ("auto", "tpe") and searched < slots(self._experiment).search // SHARE
 
     def _next_of(self, every: Iterator[dict[str, Scalar]]) -> tuple[dict[str, Scalar], optuna.Trial] | None:
         fresh = next((point for point in every if self._refusal(point) is None), None)

@@ -7,10 +7,12 @@ from pathlib import Path
 import optuna
 import sqlalchemy.exc
 from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from runner.errors import StoreError
+from runner.records import make_once
 
 LOCK_TIMEOUT_S = 60
 """How long to wait for another study's driver, or a dashboard, that holds the file."""
@@ -37,10 +39,8 @@ class Store:
     ) -> None:
         self._path = path
         with self._failing():
-            path.touch(mode=0o600)
-            self._storage = optuna.storages.RDBStorage(
-                f"sqlite:///{path.absolute()}", engine_kwargs={"connect_args": {"timeout": LOCK_TIMEOUT_S}}
-            )
+            make_once(path, lambda new: _close(_storage(new)))
+            self._storage = _storage(path)
             names = optuna.get_all_study_names(self._storage)
             if study in names and not self._holds(study, directions, trials):
                 optuna.delete_study(study_name=study, storage=self._storage)
@@ -60,8 +60,7 @@ class Store:
             self._study.add_trial(trial)
 
     def close(self) -> None:
-        self._storage.remove_session()
-        self._storage.engine.dispose()
+        _close(self._storage)
 
     def _holds(self, study: str, directions: Sequence[StudyDirection], trials: Sequence[FrozenTrial]) -> bool:
         """Whether the store holds a beginning of ``trials`` and nothing else."""
@@ -77,9 +76,18 @@ class Store:
     def _failing(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
+        except (StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
             reason = str(error.__cause__ or error).splitlines()[0]
             raise StoreError(f"the search's store cannot be used: {reason}", self._path, REMEDY) from error
+
+
+def _storage(path: Path) -> RDBStorage:
+    return RDBStorage(f"sqlite:///{path.absolute()}", engine_kwargs={"connect_args": {"timeout": LOCK_TIMEOUT_S}})
+
+
+def _close(storage: RDBStorage) -> None:
+    storage.remove_session()
+    storage.engine.dispose()
 
 
 def _essence(trial: FrozenTrial) -> tuple[TrialState, object, object, object]:

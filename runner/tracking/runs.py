@@ -7,10 +7,12 @@ from datetime import datetime
 from pathlib import Path
 
 from mlflow.entities import Metric, Param, Run, RunStatus, RunTag, ViewType
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from runner.errors import FailureKind
+from runner.records import make_once
 from runner.schema.study import StudyDescription
 from runner.schema.trial import Outcome, TrialRecord
 from runner.tracking.charts import page
@@ -22,6 +24,8 @@ ARTEFACTS = "mlartifacts"
 PARAMS_PER_BATCH = 100
 METRICS_PER_BATCH = 500
 """Limits of MLflow's ``log_batch`` are 100 params and 1000 metrics, and 1000 entities in all."""
+
+PROGRESS = "best_so_far_tok_s"
 
 NOT_LOGGED = ("running.json",)
 NOT_LOGGED_SUFFIXES = (".parquet",)
@@ -43,8 +47,8 @@ class StudyRuns:
         self._records: list[TrialRecord] = []
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
         database, artefacts = root / DATABASE, root / ARTEFACTS
-        database.touch(mode=0o600)
         artefacts.mkdir(mode=0o700, exist_ok=True)
+        make_once(database, lambda path: _make_store(path, artefacts))
         # Absolute, explicit: MLflow's default would depend on the current folder and on what lies in it.
         self._client = MlflowClient(tracking_uri=f"sqlite:///{database.absolute()}")
         self._hide_default()
@@ -61,11 +65,13 @@ class StudyRuns:
             else:
                 logged.add(number)
         self._client.update_run(self._parent, status=RunStatus.to_string(RunStatus.RUNNING))
+        shown = {point.step for point in self._client.get_metric_history(self._parent, PROGRESS)}
         progress = []
         for record in records:
             self._records.append(record)
             if str(record.number) not in logged:
                 self._log_child(record)
+            if record.number not in shown:
                 progress += self._progress(record)
         self._write(self._parent, entries({}, progress, self._standing_tags()))
 
@@ -86,7 +92,7 @@ class StudyRuns:
         )
 
     def _hide_default(self) -> None:
-        """MLflow makes an experiment of its own, its artefacts under the current folder; nothing ever goes there."""
+        """MLflow makes an experiment of its own; nothing ever goes there."""
         default = self._client.get_experiment_by_name("Default")
         if default is not None and default.lifecycle_stage == "active" and default.experiment_id == "0":
             self._client.delete_experiment(default.experiment_id)
@@ -101,28 +107,34 @@ class StudyRuns:
         return str(found.experiment_id)
 
     def _parent_id(self) -> str:
+        """The study's run. What identifies it is written with it; the rest again each time, lest a kill left it out."""
         study = self._description.study
         found = self._client.search_runs(
             [self._experiment], f"tags.kind = 'study' and tags.study = '{study}'", ViewType.ACTIVE_ONLY, 1
         )
-        if found:
-            return str(found[0].info.run_id)
+        run = (
+            found[0]
+            if found
+            else self._client.create_run(
+                self._experiment,
+                start_time=_ms(self._description.created_at),
+                tags={"kind": "study", "study": study},
+                run_name=self._parent_name(),
+            )
+        )
+        self._write(run.info.run_id, self._about())
+        return str(run.info.run_id)
+
+    def _about(self) -> Entries:
         experiment = self._description.experiment
-        about = experiment.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        params = {"space": self._description.space, **{f"experiment.{key}": value for key, value in about.items()}}
-        simulated = experiment.engine.kind == "simulated"
+        fixed = experiment.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        params = {"space": self._description.space, **{f"experiment.{key}": value for key, value in fixed.items()}}
         tags = {
-            "kind": "study",
-            "study": study,
             "engine": experiment.engine.kind,
-            "simulated": simulated,
+            "simulated": experiment.engine.kind == "simulated",
             "goal": f"{experiment.goal.output_tok_s:g} tok/s at C={experiment.goal.concurrency}",
         }
-        run = self._client.create_run(
-            self._experiment, start_time=_ms(self._description.created_at), run_name=self._parent_name()
-        )
-        self._write(run.info.run_id, entries(params, (), tags))
-        return str(run.info.run_id)
+        return entries(params, (), tags)
 
     def _children(self) -> Iterable[Run]:
         token = None
@@ -172,7 +184,7 @@ class StudyRuns:
         if best is None:
             return []
         return [
-            Point("best_so_far_tok_s", best, record.number),
+            Point(PROGRESS, best, record.number),
             Point("percent_of_goal", 100 * best / experiment.goal.output_tok_s, record.number),
             Point("goal_tok_s", experiment.goal.output_tok_s, record.number),
         ]
@@ -202,6 +214,11 @@ class StudyRuns:
 
     def _marked(self, name: str) -> str:
         return f"simulated {name}" if self._description.experiment.engine.kind == "simulated" else name
+
+
+def _make_store(database: Path, artefacts: Path) -> None:
+    store = SqlAlchemyStore(f"sqlite:///{database.absolute()}", artefacts.absolute().as_uri())
+    store.engine.dispose()
 
 
 def _status(record: TrialRecord) -> str:

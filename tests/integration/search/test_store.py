@@ -5,6 +5,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import optuna
@@ -106,6 +107,23 @@ def test_a_killed_driver_leaves_no_trial_running(tmp_path: Path) -> None:
     driver.kill()
     driver.wait()
     assert [row[0] for row in stored(tmp_path)] == ["COMPLETE"] * 3
+
+
+def test_a_driver_killed_while_the_store_is_made_leaves_none_or_a_whole_one(tmp_path: Path) -> None:
+    """Making it takes many transactions; half of them would be a file that nobody can open."""
+    script = (
+        "import sys; from pathlib import Path; from tests.integration.search.test_store import *\n"
+        "folder = Path(sys.argv[1]); print('begun', flush=True); run(folder, trials=1)\n"
+    )
+    for wait_s in (0.05, 0.1, 0.2, 0.3):
+        driver = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE)
+        assert driver.stdout is not None
+        driver.stdout.readline()
+        time.sleep(wait_s)
+        driver.kill()
+        driver.wait()
+    run(tmp_path, trials=3)
+    assert len(stored(tmp_path)) == 3
 
 
 def test_a_file_that_is_no_database_is_said_so(tmp_path: Path) -> None:

@@ -151,24 +151,27 @@ def test_the_store_is_rebuilt_from_the_records(made: Path, fresh: Path) -> None:
     assert runs(fresh, "study")[0].data.metrics == runs(made, "study")[0].data.metrics
 
 
-def test_runs_that_a_killed_driver_left_open_are_closed(fresh: Path) -> None:
-    """SIGKILL while trials are being logged: afterwards each trial has one closed run and nothing stays open."""
+def test_a_driver_killed_at_any_moment_leaves_nothing_broken(fresh: Path) -> None:
+    """SIGKILL while the store is made, the study's run is begun, trials are logged: then each has one closed run."""
     script = (
         "import sys; from pathlib import Path; from tests.studies import *; from runner.tracking import Tracking\n"
-        "root = Path(sys.argv[1]); t = Tracking(root, description(experiment())); t.open(root / 'tiny-space', ())\n"
+        "root = Path(sys.argv[1]); t = Tracking(root, description(experiment())); print('begun', flush=True)\n"
+        "t.open(root / 'tiny-space', ())\n"
         "for n in range(5000): t.log(record(n, 5.0))\n"
         "t.close(finished=True)\n"
     )
-    driver = subprocess.Popen([sys.executable, "-c", script, str(fresh)], cwd=ROOT)
-    until = time.monotonic() + 60
-    while not list((fresh / "mlartifacts").glob("*/*/artifacts/record.json")) and time.monotonic() < until:
-        time.sleep(0.05)
-    time.sleep(0.5)
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
-    assert runs(fresh, "study")[0].info.status == "RUNNING"
-    records = tuple(record(n, 5.0) for n in range(len(runs(fresh, "trial")) + 2))
-    track(fresh, description(experiment()), records)
+    for wait_s in (0.4, 1.0, 1.3, 1.6, 0.0):
+        driver = subprocess.Popen([sys.executable, "-c", script, str(fresh)], cwd=ROOT, stdout=subprocess.PIPE)
+        assert driver.stdout is not None
+        driver.stdout.readline()
+        until = time.monotonic() + 60
+        while not wait_s and len(list(fresh.rglob("record.json"))) < 3 and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(wait_s)
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+    numbers = range(max(int(run.data.tags["trial"]) for run in runs(fresh, "trial")) + 2)
+    track(fresh, description(experiment()), tuple(record(n, 5.0) for n in numbers))
     found = client(fresh)
     open_runs = [
         run
@@ -176,7 +179,11 @@ def test_runs_that_a_killed_driver_left_open_are_closed(fresh: Path) -> None:
         for run in found.search_runs([e.experiment_id], "attributes.status = 'RUNNING'", ViewType.ACTIVE_ONLY)
     ]
     assert open_runs == []
-    assert [run.data.tags["trial"] for run in runs(fresh, "trial")] == [str(r.number) for r in records]
+    assert [int(run.data.tags["trial"]) for run in runs(fresh, "trial")] == list(numbers)
+    (parent,) = runs(fresh, "study")
+    assert parent.data.params["experiment.model"] == "bundled:tiny"
+    history = found.get_metric_history(parent.info.run_id, "best_so_far_tok_s")
+    assert {metric.step for metric in history} == set(numbers)
 
 
 def test_a_simulated_study_is_called_simulated_everywhere(fresh: Path) -> None:
