@@ -7,6 +7,7 @@ when the engine core is gone, the engine core on SIGTERM or when a worker dies, 
 import ctypes
 import os
 import signal
+import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -28,13 +29,20 @@ class Children:
     workers: tuple[int, ...]
 
 
-def start(launch: Launch, faults: Faults) -> Children:
-    """Fork the engine core, which forks the workers."""
+def start(launch: Launch, faults: Faults, listener: socket.socket) -> Children:
+    """Fork the engine core, which forks the workers.
+
+    Args:
+        launch: Says how many workers there are.
+        faults: What goes wrong with them.
+        listener: The API server's socket, which no child may hold: its port must be free when the API server is gone.
+    """
     if faults.double_fork:
-        _double_fork()
+        _double_fork(listener)
     reading, writing = os.pipe()
     engine = os.fork()
     if engine == 0:
+        listener.close()
         os.close(reading)
         _engine(launch, faults, writing)
     os.close(writing)
@@ -104,9 +112,10 @@ def _on_signals(faults: Faults, stop: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN if faults.sigterm_deaf else stop)  # type: ignore[arg-type]
 
 
-def _double_fork() -> None:
+def _double_fork(listener: socket.socket) -> None:
     child = os.fork()
     if child == 0:
+        listener.close()
         if os.fork() == 0:
             _name("VLLM::Resource")
             time.sleep(_ORPHAN_LIFE_S)

@@ -74,7 +74,7 @@ def _prepare(
     launch, warnings, refused = _resolve(options, env, node, model)
     if faults.tokens_per_chunk:
         launch = replace(launch, stream_interval=faults.tokens_per_chunk)
-    children = processes.start(launch, faults)
+    children = processes.start(launch, faults, listener)
     return startup.Start(launch, node, model, name, env, faults, children, refused, warnings), listener
 
 
@@ -205,7 +205,7 @@ class _Server:
 
     def _on_tokens(self, api: Api, faults: Faults, tokens: int) -> None:
         message = faults.crash("first_token")
-        if message is not None:
+        if message is not None and not self._stopping.is_set():
             startup.engine_failed(self._log, message)
             self._exit_code = 1
             self._stopping.set()

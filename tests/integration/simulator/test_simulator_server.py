@@ -222,13 +222,15 @@ def test_the_process_tree(start: Any) -> None:
 
 
 def test_a_killed_api_server_leaves_its_engine(start: Any) -> None:
-    """As vLLM's: nobody below watches the leader; a killed engine takes its workers along."""
+    """As vLLM's: nobody below watches the leader, but its port is free; a killed engine takes its workers along."""
     server = start("-tp", "2").ready()
     engine = psutil.Process(server.process.pid).children()[0]
     server.process.kill()
     server.process.wait(5)
     time.sleep(0.3)
     assert len(server.everybody()) == 3
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", int(server.url.rpartition(":")[2])))
     engine.kill()
     deadline = time.monotonic() + 10
     while server.everybody() and time.monotonic() < deadline:
