@@ -35,23 +35,19 @@ class Truth:
     chunk_tokens: Any
     received_ns: Any
     last_ns: Any
-
-    def overall_tok_s(self) -> float:
-        """All tokens / (first request's arrival .. last send)."""
-        return float(self.chunk_tokens.sum() / ((self.last_ns.max() - self.received_ns.min()) / 1e9))
+    tokens_of: Any
 
     def mean_in_flight(self) -> float:
         """Requests between arrival and last send, averaged over the whole run."""
         return float((self.last_ns - self.received_ns).sum() / (self.last_ns.max() - self.received_ns.min()))
 
-    def steady_tok_s(self) -> float:
-        """Tokens per second between the first and the last moment with at least 95 % of the peak in flight."""
-        moments = np.concatenate((self.received_ns, self.last_ns))
-        steps = np.repeat([1, -1], len(self.received_ns))
-        order = np.argsort(moments, kind="stable")
-        full = moments[order][np.cumsum(steps[order]) >= 0.95 * self.peak]
-        inside = (self.chunk_ns >= full[0]) & (self.chunk_ns < full[-1])
-        return float(self.chunk_tokens[inside].sum() / ((full[-1] - full[0]) / 1e9))
+    def held_tok_s(self, concurrency: int, output_tokens: int) -> float:
+        """What exactly ``concurrency`` streams held without a gap give: C x tokens / mean time a request was here.
+
+        From the server's own times of the requests of full length; no client can honestly report more.
+        """
+        full = self.tokens_of == output_tokens
+        return float(concurrency * output_tokens / ((self.last_ns - self.received_ns)[full].mean() / 1e9))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +77,7 @@ class Served:
             chunk_tokens=np.concatenate([tokens for _, _, tokens in rows]),
             received_ns=np.array([received for received, _, _ in rows]),
             last_ns=np.array([ns[-1] for _, ns, _ in rows]),
+            tokens_of=np.array([tokens.sum() for _, _, tokens in rows]),
         )
 
 

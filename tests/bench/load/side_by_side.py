@@ -55,7 +55,7 @@ class Row:
     client: str
     concurrency: int
     tok_s: float
-    server_steady_tok_s: float
+    held_tok_s: float
     error_percent: float
     tpot_error_percent: float
     ttft_error_percent: float
@@ -205,13 +205,13 @@ def measured(name: str, concurrency: int, folder: Path, *, one_token: bool = Fal
 def row(name: str, concurrency: int, start_cpu_s: float, folder: Path) -> Row:
     """One client at one concurrency."""
     cpu_s, told, truth = measured(name, concurrency, folder)
-    steady = truth.steady_tok_s()
+    held = truth.held_tok_s(concurrency, OUTPUT_TOKENS)
     return Row(
         client=name,
         concurrency=concurrency,
         tok_s=round(told.tok_s, 1),
-        server_steady_tok_s=round(steady, 1),
-        error_percent=round((told.tok_s / steady - 1) * 100, 2),
+        held_tok_s=round(held, 1),
+        error_percent=round((told.tok_s / held - 1) * 100, 2),
         tpot_error_percent=round((told.tpot_ms / float(np.median(truth.tpot_ms)) - 1) * 100, 2),
         ttft_error_percent=round((told.ttft_ms / float(np.median(truth.ttft_ms)) - 1) * 100, 1),
         mean_in_flight=round(truth.mean_in_flight(), 1),
@@ -228,16 +228,17 @@ def table(rows: list[Row], machine: str) -> str:
         f"{machine}. Server on one core, client on the other, loopback.",
         f"{OUTPUT_TOKENS} one-token chunks a request, {TPOT_MS:g} ms apart, TTFT {TTFT_MS:g} ms.",
         f"{ROUNDS} requests a stream (steady: 3 windows of 4 s). One run a cell.",
-        "Errors are against the server's own clock; its steady tok/s is while 95 % of the peak or more were in flight.",
+        "Errors are against the server's own clock. `C held gives`: C x tokens / mean time of a request at the server,",
+        "what a closed loop without a gap between two requests comes to.",
         "CPU: user + system seconds of the client's process tree per million tokens, start-up taken off (C=1: noise).",
         "",
-        "| C | client | tok/s | server's steady tok/s | error % | TPOT error % | TTFT error % | mean / peak in flight "
+        "| C | client | tok/s | C held gives | error % | TPOT error % | TTFT error % | mean / peak in flight "
         "| CPU s/Mtok |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in sorted(rows, key=lambda one: one.concurrency):
         lines.append(
-            f"| {r.concurrency} | {r.client} | {r.tok_s} | {r.server_steady_tok_s} | {r.error_percent:+.2f} "
+            f"| {r.concurrency} | {r.client} | {r.tok_s} | {r.held_tok_s} | {r.error_percent:+.2f} "
             f"| {r.tpot_error_percent:+.2f} | {r.ttft_error_percent:+.1f} | {r.mean_in_flight} / {r.peak_in_flight} "
             f"| {r.cpu_s_per_mtok} |"
         )

@@ -29,6 +29,6 @@ def test_costs_at_most_half_of_the_better_peer(concurrency: int, rows: dict[tupl
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("concurrency", [64, 256, 1024])
 def test_has_the_smallest_error(concurrency: int, rows: dict[tuple[str, int], Row]) -> None:
-    """Reported tok/s against what the server sent in its steady time."""
+    """Reported tok/s against what C streams held without a gap give by the server's own times."""
     ours = abs(rows["runner.load (steady)", concurrency].error_percent)
     assert ours <= min(abs(rows[peer, concurrency].error_percent) for peer in PEERS)
