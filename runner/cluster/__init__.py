@@ -4,6 +4,6 @@ It does not know what a trial is for: it carries an order to a node and a report
 however it came, into a ``TrialFailure``.
 """
 
-from runner.cluster.cluster import Cluster, NodeHandle
+from runner.cluster.cluster import Cluster, NodeHandle, refuse_silence
 
-__all__ = ["Cluster", "NodeHandle"]
+__all__ = ["Cluster", "NodeHandle", "refuse_silence"]

@@ -149,7 +149,6 @@ class Cluster:
             ).strip(os.pathsep)
             ray.init(address="local", num_gpus=self._gpus, **options)
             return self
-        _refuse_silence(self._address)
         try:
             ray.init(address=self._address, runtime_env=code_to_bring(PACKAGE), **options)
         except ConnectionError as error:
@@ -208,8 +207,12 @@ def code_to_bring(package: Path) -> dict[str, Any]:
     return {"working_dir": str(checkout), "excludes": ["/.*", "/results", "/tests", "/build", "__pycache__"]}
 
 
-def _refuse_silence(address: str) -> None:
-    """Ray itself tries for minutes; a port that nobody listens on is said at once."""
+def refuse_silence(address: str) -> None:
+    """Says at once that nobody listens at an address; Ray itself would try for minutes.
+
+    Raises:
+        UsageError: Nobody does.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
         return

@@ -162,7 +162,7 @@ class Searcher:
         return proposal
 
     def _new_point(self) -> tuple[dict[str, Scalar], optuna.Trial] | None:
-        """A point that was not tried: asked for, next of the grid, a first step, or the sampler's; None: there is none."""
+        """A point not tried yet: asked for, next of the grid, a first step, or the sampler's; None: there is none."""
         if (wished := self._next_of(iter(self._first))) is not None:
             return wished
         if self._grid is not None:

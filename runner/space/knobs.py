@@ -217,11 +217,12 @@ def in_dependency_order(knobs: Mapping[str, Knob]) -> tuple[Knob, ...]:
     for knob in knobs.values():
         _check_conditions(knob, knobs)
     while len(ordered) < len(knobs):
-        ready = [k for k in knobs.values() if k.name not in ordered and all(parent in ordered for parent in k.when)]
-        if not ready:
-            stuck = next(k for k in knobs.values() if k.name not in ordered)
-            raise stuck.document.error((*stuck.where, "when"), f"`{stuck.name}` waits for itself, through its `when`")
-        ordered.update((knob.name, knob) for knob in ready)
+        left = [knob for knob in knobs.values() if knob.name not in ordered]
+        ready = next((knob for knob in left if all(parent in ordered for parent in knob.when)), None)
+        if ready is None:
+            place = (*left[0].where, "when")
+            raise left[0].document.error(place, f"`{left[0].name}` waits for itself, through its `when`")
+        ordered[ready.name] = ready
     return tuple(ordered.values())
 
 

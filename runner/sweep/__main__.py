@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from runner.cluster import Cluster
+from runner.cluster import Cluster, refuse_silence
 from runner.errors import StoreError, UsageError
 from runner.records import StudyFiles, fork_study, open_study, results_root
 from runner.schema.study import StudyDescription
@@ -102,6 +102,8 @@ def sweep(options: Options, arguments: argparse.Namespace, console: Console) -> 
         print_dry_run(plan, baseline_order(plan), console)
         return 0
     root = results_root(options.results)
+    if options.address is not None:
+        refuse_silence(options.address)
     look_around(plan, root, console)
     with Interrupt(lambda text: console.print(text, style="bold")) as interrupt:
         with open_or_fork(plan, options, root, console) as study:
@@ -177,6 +179,8 @@ def run_study(plan: Plan, options: Options, study: StudyFiles, console: Console,
         finally:
             searcher.close()
         tracking.close(finished=searcher.ended is not None)
+    if searcher.stopped is not None:
+        console.print(f"stopped: {searcher.stopped}", style="yellow", markup=False)
     for problem in tracking.problems():
         console.print(f"MLflow: {problem}; the records are whole, the next sweep of this study logs the rest")
     for gpu in loop.quarantined:

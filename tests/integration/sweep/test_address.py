@@ -63,3 +63,4 @@ def test_no_cluster_at_an_address_is_the_users_to_mend(folder: Path) -> None:
     sweep = Sweep(folder, "--address", f"127.0.0.1:{free_port()}")
     assert sweep.end() == 2, sweep.text
     assert "no Ray cluster answers" in sweep.text
+    assert not (folder / "results").exists()

@@ -56,7 +56,7 @@ def test_a_missing_or_broken_vllm_is_told(tmp_path: Path) -> None:
     """With the last line it said, and what to do."""
     with pytest.raises(UsageError, match="cannot run") as caught:
         installed_flags([str(tmp_path / "none")], "0", tmp_path)
-    assert "make setup" in caught.value.remedy
+    assert "make sweep" in caught.value.remedy
     with pytest.raises(UsageError, match="no vllm here"):
         installed_flags([sys.executable, "-c", "raise SystemExit('no vllm here')"], "0", tmp_path)
     with pytest.raises(UsageError, match="names no flag"):
