@@ -32,7 +32,7 @@ _GRAPH_MODES = {0: "NONE", 1: "PIECEWISE", 2: "FULL", (2, 0): "FULL_DECODE_ONLY"
 """vllm/config/compilation.py, CUDAGraphMode; pairs are (decode, mixed)."""
 
 _LEFT_OUT = re.compile(
-    r"instance_id|served_model_name|hf_token|port|_ip$|_addr|cache_dir|debug_dump_path|torch_profiler_dir"
+    r"instance_id|served_model_name|hf_token|_port$|_ip$|_addr|cache_dir|debug_dump_path|torch_profiler_dir"
     r"|compilation_time|traced_files|num_gpu_blocks$|num_cpu_blocks|kv_cache_size_tokens|kv_cache_max_concurrency"
     r"|\._|^model_config\.(model|tokenizer|hf_config_path)$|profiler_config|placement_group"
 )

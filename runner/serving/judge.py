@@ -1,5 +1,6 @@
 """Makes a typed failure out of what was observed and what the log says. Pure."""
 
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ def failure(
     exit_code: int | None = None,
     evidence: dict[str, Any] | None = None,
     starting: bool = False,
+    oom_killed: bool = False,
 ) -> TrialFailure:
     """The failure that the log proves, else the one that was observed.
 
@@ -35,6 +37,8 @@ def failure(
         exit_code: Of the server, when it ended by itself.
         evidence: Further facts.
         starting: Whether the server had not yet answered ``/health``.
+        oom_killed: Whether the kernel has killed something for want of memory meanwhile. It counts when a process of
+            the server was killed.
     """
     finding = signatures.find(lines)
     kind = observed
@@ -45,6 +49,8 @@ def failure(
             proven in (OutOfMemory, EnvironmentFault) or (starting and proven is not EngineDead)
         ):
             kind = proven
+    if oom_killed and (exit_code == -signal.SIGKILL or (finding and finding.signature.name == "worker_killed")):
+        kind, message = OutOfMemory, f"{message}; the kernel killed a process for want of host memory"
     return kind(
         message,
         phase=phase,

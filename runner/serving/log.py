@@ -94,7 +94,7 @@ class LogFollower:
             return []
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            data = file.read()
+            data = file.read(HEAD_BYTES + TAIL_BYTES)
         self._offset += len(data)
         lines = (self._unfinished + data.decode(errors="replace")).split("\n")
         self._unfinished = lines.pop()

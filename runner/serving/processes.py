@@ -112,6 +112,15 @@ def group(pgid: int) -> set[int]:
     return {pid for pid, fields in statuses if fields and fields[0] != "Z" and int(fields[2]) == pgid}
 
 
+def oom_kills() -> int:
+    """How often this machine's kernel has killed for want of memory since it started; 0 when it does not say."""
+    try:
+        counters = dict(line.split() for line in (_PROC / "vmstat").read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(counters.get("oom_kill", 0))
+
+
 def shared_memory(pids: Iterable[int]) -> set[Path]:
     """Files under ``/dev/shm`` that these processes have mapped; a killed server leaves them behind."""
     found = set()

@@ -97,7 +97,13 @@ class Server:
         Raises:
             TrialFailure: It did not come up; ``stop`` must still be called.
         """
-        self._make_folder()
+        try:
+            return self._start()
+        except OSError as error:  # A full disk, a folder that is not ours, no more processes: never the configuration.
+            raise EnvironmentFault(f"this machine cannot start a server: {error}", phase=PROCESS) from error
+
+    def _start(self) -> StartReport:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._on_phase("memory", "")
         self._memory = Memory(self._watched_gpus(), self._order.deadlines.memory_s)
         self._memory.await_room(self._check_open)
@@ -148,12 +154,6 @@ class Server:
     def _queue(self) -> None:
         self._check_open()
         self._on_phase("queued", "another server of this node is starting")
-
-    def _make_folder(self) -> None:
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise EnvironmentFault(f"the trial's folder cannot be made: {error}", phase="process") from error
 
     def _spawn(self, argv: list[str], env: dict[str, str], hidden: tuple[str, ...]) -> Supervised:
         with self._spawning:
@@ -234,19 +234,6 @@ class Server:
         names = (LOG_NAME, "supervisor.log")
         found = {name: self._folder / name for name in names}
         return {name: path.read_bytes() for name, path in found.items() if path.is_file() and path.stat().st_size}
-
-
-def start(order: TrialOrder, folder: Path, gpu_ids: tuple[str, ...], on_phase: OnPhase) -> Server:
-    """A server that is ready. When it does not come up, it is taken down again before the failure is raised."""
-    server = Server(order, folder, gpu_ids, on_phase)
-    ready = False
-    try:
-        server.start()
-        ready = True
-    finally:
-        if not ready:
-            server.stop()
-    return server
 
 
 def weights_gib(model: Path) -> float:

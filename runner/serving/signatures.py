@@ -121,12 +121,6 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(^|\s)MemoryError\b|Cannot allocate memory|DefaultCPUAllocator: can't allocate memory|std::bad_alloc",
         "out of host memory",
     ),
-    _of(
-        "worker_killed",
-        OutOfMemory,
-        r"Worker proc \S+ died unexpectedly \(exit code: -9\)",
-        "a worker was killed from outside, most likely for want of host memory",
-    ),
     # Communication.
     _of(
         "nccl_no_algorithm",
@@ -232,6 +226,12 @@ SIGNATURES: tuple[Signature, ...] = (
         EngineDead,
         r"EngineCore failed to start|Engine core initialization failed|WorkerProc initialization failed",
         "the engine failed to start",
+    ),
+    _of(
+        "worker_killed",
+        EngineDead,
+        r"Worker proc \S+ died unexpectedly \(exit code: -9\)",
+        "a worker was killed from outside",
     ),
     _of(
         "engine_dead",

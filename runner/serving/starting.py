@@ -19,6 +19,7 @@ from runner.serving.judge import TAIL_LINES, failure
 from runner.serving.log import LogFollower
 from runner.serving.phases import FIRST_TOKEN, Allowed, Progress
 from runner.serving.probe import PROBE_TOKENS, Probe, Refused, Unreachable
+from runner.serving.processes import oom_kills
 from runner.serving.supervised import Supervised
 
 _POLL_S = 0.1
@@ -64,8 +65,10 @@ class Start:
         self._on_phase = on_phase
         self.follower = LogFollower(process.log)
         self._begin_s = time.monotonic()
+        self._oom_kills = oom_kills()
         self._progress = Progress(self._begin_s)
         self._fatal_s: float | None = None
+        self._unhealthy_s: float | None = None
         self.lines: list[str] = []
 
     def wait(self, on_world: Callable[[], None]) -> dict[str, float]:
@@ -113,6 +116,8 @@ class Start:
 
     def _raise_if_over(self, now_s: float) -> None:
         self._check_open()
+        if self._process.log_error is not None:
+            raise self._failure(EnvironmentFault, f"the server's log cannot be written: {self._process.log_error}")
         if self._process.ended:
             self._raise_exit()
         if self._fatal_s is not None and now_s - self._fatal_s > _LAST_WORDS_S:
@@ -150,8 +155,11 @@ class Start:
             status = self._probe.health()
         except Unreachable:
             return False
-        if status == 503:
-            raise self._failure(EngineDead, "/health answers 503 before the first request")
+        if status == 503:  # Some front ends say so while the engine comes up; a dead one goes on saying it.
+            now_s = time.monotonic()
+            self._unhealthy_s = self._unhealthy_s or now_s
+            if now_s - self._unhealthy_s > _LAST_WORDS_S and self._progress.phase == FIRST_TOKEN:
+                raise self._failure(EngineDead, "/health answers 503 though the start is over")
         return status == 200
 
     def _prove_ready(self) -> None:
@@ -190,4 +198,5 @@ class Start:
             waited_s=time.monotonic() - self._begin_s,
             exit_code=exit_code,
             starting=self._progress.phase != FIRST_TOKEN,
+            oom_killed=oom_kills() > self._oom_kills,
         )

@@ -38,7 +38,6 @@ class Stopped:
     left: tuple[int, ...]
     by: str
     durations_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    log_error: str | None = None
 
 
 class Supervised:
@@ -80,6 +79,12 @@ class Supervised:
         return int(self._events["started"]["supervisor"])
 
     @property
+    def log_error(self) -> str | None:
+        """Why the log is no longer written, if it is not."""
+        error: str | None = self._events.get("log_lost", {}).get("error")
+        return error
+
+    @property
     def ended(self) -> bool:
         """Whether the leader has ended, or its supervisor has (which is the end of the tree as well)."""
         return "exited" in self._events or self._over.is_set()
@@ -108,7 +113,6 @@ class Supervised:
             left=tuple(sorted({*left, *clean["left"]})),
             by="supervisor",
             durations_s={"term": float(terminated.get("seconds", 0.0)), "kill": float(clean["seconds"])},
-            log_error=clean["log_error"],
         )
 
     def _send(self, message: dict[str, Any]) -> None:

@@ -85,6 +85,7 @@ class Supervisor:
         self._requests = b""
         self._shared_memory: set[Path] = set()
         self._leader = 0
+        self._complained = False
 
     def run(self) -> None:
         """Start the server, wait, take it down, report."""
@@ -170,6 +171,9 @@ class Supervisor:
                     self._selector.unregister(fd)
                     return
                 self._log.feed(data)
+                if self._log.error and not self._complained:
+                    self._complained = True
+                    _tell(event="log_lost", error=self._log.error)
 
     def _reap(self, fd: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -211,7 +215,6 @@ class Supervisor:
             killed=len(remaining),
             left=list(left),
             seconds=time.monotonic() - begin,
-            log_error=self._log.error,
         )
 
     def _victims_now(self) -> set[int]:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from runner.errors import EngineDead, Hang, ServerExited, TrialFailure
+from runner.errors import EngineDead, EnvironmentFault, Hang, ServerExited, TrialFailure
 from runner.serving.evidence import evidence
 from runner.serving.judge import failure
 from runner.serving.log import LogFollower
 from runner.serving.probe import Probe, Refused, Unreachable
+from runner.serving.processes import oom_kills
 from runner.serving.supervised import Supervised
 
 _HEALTH_EVERY_S = 0.5
@@ -39,6 +40,7 @@ class Watch:
         self._gpu_ids = gpu_ids
         self._stall_s = stall_s
         self._begin_s = time.monotonic()
+        self._oom_kills = oom_kills()
         self._progress: tuple[float, ...] = ()
         self._moved_s = self._begin_s
         self._answered_s = self._begin_s
@@ -59,6 +61,8 @@ class Watch:
             self.failure = self._look(time.monotonic())
 
     def _look(self, now_s: float) -> TrialFailure | None:
+        if self._process.log_error is not None:
+            return self._failed(EnvironmentFault, f"the server's log cannot be written: {self._process.log_error}")
         if self._process.ended:
             return self._ended()
         try:
@@ -115,4 +119,5 @@ class Watch:
             waited_s=time.monotonic() - self._begin_s,
             exit_code=exit_code,
             evidence=facts,
+            oom_killed=oom_kills() > self._oom_kills,
         )

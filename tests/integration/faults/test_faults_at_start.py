@@ -21,7 +21,7 @@ from runner.errors import (
     TrialFailure,
 )
 from runner.schema.launch import TrialOrder
-from runner.serving import starting
+from runner.serving import starting, supervised
 from runner.serving.server import Server
 from tests.fakes.trials import QUICK, left_of, order, until
 
@@ -152,9 +152,10 @@ def test_a_server_killed_at_any_phase(tmp_path: Path, phase: str) -> None:
     ],
 )
 def test_a_server_that_answers_wrongly_is_not_ready(
-    tmp_path: Path, fault: str, kind: type[TrialFailure], told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, kind: type[TrialFailure], told: str
 ) -> None:
     """Ready means one right completion from this trial's own server, and nothing less."""
+    monkeypatch.setattr(starting, "_LAST_WORDS_S", 0.5)
     failure = fails(order(tmp_path, fault), tmp_path)
     assert type(failure) is kind
     assert told in failure.message
@@ -183,9 +184,25 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     """Unwritable results are the environment's fault, found before anything starts."""
     (tmp_path / "trial").write_text("a file stands here")
     server = Server(order(tmp_path), tmp_path / "trial" / "below", (), lambda name, detail: None)
-    with pytest.raises(EnvironmentFault, match="cannot be made"):
+    with pytest.raises(EnvironmentFault, match="Not a directory"):
         server.start()
     server.stop()
+
+
+def test_a_full_disk_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that cannot be written ends the start as the environment's fault, not as a silence.
+
+    A limit on the size of files stands in for the full disk.
+    """
+    # No bytecode: a module compiled under the limit would stay behind, cut off.
+    limit = "import resource, sys; sys.dont_write_bytecode = True; resource.setrlimit(resource.RLIMIT_FSIZE, (80, 80)); main()"
+    monkeypatch.setattr(supervised, "_PROGRAM", supervised._PROGRAM.removesuffix("main()") + limit)
+    trial = order(tmp_path)
+    server = Server(trial, tmp_path / "trial", (), lambda name, detail: None)
+    with pytest.raises(EnvironmentFault, match="log cannot be written"):
+        server.start()
+    server.stop()
+    assert left_of(trial.marker) == []
 
 
 def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def run(folder: Path, fault: str, number: int = 0) -> TrialFailure | None:
         ("engine_dead_after:40", {FailureKind.ENGINE_DEAD}),
         ("engine_stuck_after:40", {FailureKind.HANG}),
         ("engine_dead_after:40;green_health", {FailureKind.ENGINE_DEAD, FailureKind.LOAD_FAILED}),
-        ("kill_worker_after:1", {FailureKind.ENGINE_DEAD, FailureKind.OUT_OF_MEMORY}),
+        ("kill_worker_after:1", {FailureKind.ENGINE_DEAD}),
         ("exit0_after:1", {FailureKind.SERVER_EXITED}),
         ("stream_error_after:3", {FailureKind.ENGINE_DEAD, FailureKind.LOAD_FAILED}),
         ("truncate_after:3", {FailureKind.LOAD_FAILED}),

@@ -33,7 +33,7 @@ FAULTS = {
     "says:vllm serve: error: unrecognized arguments: --warp": FailureKind.INVALID_CONFIG,
     "kill:capture": FailureKind.SERVER_EXITED,
     "error_in_200": FailureKind.ENGINE_DEAD,
-    "unhealthy": FailureKind.ENGINE_DEAD,
+    "short": FailureKind.ENGINE_DEAD,
     "wrong_model": FailureKind.ENVIRONMENT,
 }
 

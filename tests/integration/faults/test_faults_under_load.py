@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -42,14 +44,18 @@ def pids(marker: str) -> list[int]:
 
 
 def test_a_leader_that_leaves_its_grandchildren(tmp_path: Path) -> None:
-    """The leader ends with code 0 and two grandchildren that ignore SIGHUP stay: a failure, and all of them go."""
+    """The leader ends with code 0 and two grandchildren that ignore SIGHUP stay: they go, nobody else does."""
     trial = order(tmp_path, "leader_leaves:0.5")
     server = ready(trial, tmp_path)
+    bystander = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     failure = noticed(server)
     assert isinstance(failure, ServerExited)
     assert failure.exit_code == 0
     assert until(lambda: left_of(trial.marker) == [])
     server.stop()
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait(10)
 
 
 def test_a_child_that_left_session_and_marker(tmp_path: Path) -> None:

@@ -102,6 +102,17 @@ def test_programmers_details_are_cut() -> None:
     assert found.message.endswith("not this one")
 
 
+def test_the_kernel_kills_for_want_of_memory() -> None:
+    """A killed leader or worker is out of memory when the kernel's count rose meanwhile, and only then."""
+    worker = EXAMPLES["worker_killed"][0]
+    for line, code in ((worker, None), ("nobody knows this", -9)):
+        for killed, kind in ((True, OutOfMemory), (False, ServerExited)):
+            made = failure(ServerExited, "it ended", [line], phase="x", waited_s=1, exit_code=code, oom_killed=killed)
+            assert type(made) is kind
+    made = failure(ServerExited, "it ended", ["a"], phase="x", waited_s=1, exit_code=1, oom_killed=True)
+    assert type(made) is ServerExited
+
+
 @pytest.mark.parametrize(
     ("observed", "line", "starting", "kind"),
     [
