@@ -30,10 +30,19 @@ class Api:
         root: MODEL as given on the command line.
         vocabulary: Ids below it are valid.
         info: What ``/server_info`` tells.
+        force_usage: Usage in streams whether asked for or not.
     """
 
     def __init__(
-        self, engine: Engine, faults: Faults, *, names: Sequence[str], root: str, vocabulary: int, info: dict[str, Any]
+        self,
+        engine: Engine,
+        faults: Faults,
+        *,
+        names: Sequence[str],
+        root: str,
+        vocabulary: int,
+        info: dict[str, Any],
+        force_usage: bool = False,
     ) -> None:
         self.live = Live(engine, self._deliver)
         self.metrics = Metrics(engine, names[0], faults)
@@ -44,6 +53,7 @@ class Api:
         self._root = root
         self._vocabulary = vocabulary
         self._info = info
+        self._force_usage = force_usage
         self._created = int(time.time())
         self._tokenizer = Tokenizer(vocabulary)
         self._answers = Answers(self._tokenizer)
@@ -145,6 +155,7 @@ class Api:
             tokenizer=self._tokenizer,
             vocabulary=self._vocabulary,
             max_model_len=self._engine.launch.max_model_len,
+            force_usage=self._force_usage,
         )
         parts = [self._part(index, one) for index, one in enumerate(asked)]
         answer = Answer(exchange, parts, self._faults)

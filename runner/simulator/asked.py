@@ -56,9 +56,16 @@ class Asked:
 
 
 def read_request(
-    body: bytes, *, chat: bool, names: Sequence[str], tokenizer: Tokenizer, vocabulary: int, max_model_len: int
+    body: bytes,
+    *,
+    chat: bool,
+    names: Sequence[str],
+    tokenizer: Tokenizer,
+    vocabulary: int,
+    max_model_len: int,
+    force_usage: bool = False,
 ) -> list[Asked]:
-    """All prompts of a request.
+    """All prompts of a request. ``force_usage`` is ``--enable-force-include-usage``: usage whether asked for or not.
 
     Raises:
         BadRequest: As vLLM refuses.
@@ -79,8 +86,8 @@ def read_request(
             prompt=tuple(prompt),
             max_tokens=_max_tokens(fields, len(prompt), chat, max_model_len),
             stream=stream,
-            usage_each=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
-            usage_last=bool(options.get("include_usage")),
+            usage_each=force_usage or bool(options.get("include_usage") and options.get("continuous_usage_stats")),
+            usage_last=force_usage or bool(options.get("include_usage")),
             token_ids=bool(fields.get("return_token_ids")),
             stops_early=not fields.get("ignore_eos") and not fields.get("min_tokens"),
         )

@@ -42,7 +42,8 @@ def place(launch: Launch, options: argparse.Namespace, node: SimulatedNode, mode
     _check_cache(cache, launch, model)
     if weights + activations + logits + graphs + outside + cache > total:
         raise Refused(_torch_message(graphs, total), "capture")
-    tokens = int(cache * GIB / _bytes_per_token(launch, model)) // launch.block_size * launch.block_size
+    blocks = int(cache * GIB / _bytes_per_token(launch, model)) // launch.block_size
+    tokens = (options.num_gpu_blocks_override or blocks) * launch.block_size
     return replace(launch, weights_gib=weights, graphs_gib=graphs, cache_gib=cache, kv_cache_tokens=tokens)
 
 

@@ -78,6 +78,8 @@ def _parallel(options: argparse.Namespace, node: SimulatedNode, model: Simulated
         raise Refused(f"ValueError: Load format `{options.load_format}` is not supported.", "worker")
     if pipeline > model.layers:
         raise Refused(f"ValueError: pipeline parallel size ({pipeline}) is above the number of layers", "worker")
+    if options.data_parallel_size != 1 or options.decode_context_parallel_size != 1:
+        raise Refused("ValueError: the simulated engine knows tensor, pipeline and expert parallelism only.")
     if tensor * pipeline > node.gpus:
         raise Refused(
             f"Value error, World size ({tensor * pipeline}) is larger than the number of available GPUs "

@@ -40,6 +40,7 @@ def serve(words: Sequence[str], env: Mapping[str, str], faults: Faults) -> int:
         where="simulator",
     )
     options = parse(words)
+    faults = replace(faults, no_counters=True) if options.disable_log_stats else faults
     name = options.model or options.model_tag or ""
     try:
         start, listener = _prepare(options, name, env, faults, log)
@@ -47,7 +48,10 @@ def serve(words: Sequence[str], env: Mapping[str, str], faults: Faults) -> int:
         startup.refuse(log, error.where, error.message)
         return 1
     info = server_info(start.launch, vars(options), dict(env), start.node, start.model)
-    code: int = uvloop.run(_Server(start, log, listener, info, options.served_model_name or [name]).run())
+    server = _Server(start, log, listener, info)
+    server.names = options.served_model_name or [name]
+    server.force_usage = bool(options.enable_force_include_usage)
+    code: int = uvloop.run(server.run())
     return code
 
 
@@ -108,16 +112,22 @@ def _engine(launch: Launch, node: SimulatedNode, model: SimulatedModel, env: Map
 
 
 class _Server:
-    """The leader's event loop."""
+    """The leader's event loop.
+
+    Attributes:
+        names: Served model names.
+        force_usage: ``--enable-force-include-usage``.
+    """
 
     def __init__(
-        self, start: startup.Start, log: startup.Log, listener: socket.socket, info: dict[str, object], names: list[str]
+        self, start: startup.Start, log: startup.Log, listener: socket.socket, info: dict[str, object]
     ) -> None:
         self._start = start
         self._log = log
         self._listener = listener
         self._info = info
-        self._names = names
+        self.names = [start.model_name]
+        self.force_usage = False
         self._stopping = asyncio.Event()
         self._exit_code = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -152,10 +162,11 @@ class _Server:
         api = Api(
             engine,
             start.faults,
-            names=self._names,
+            names=self.names,
             root=start.model_name,
             vocabulary=start.model.vocabulary,
             info=self._info,
+            force_usage=self.force_usage,
         )
         if start.env.get("VLLM_SERVER_DEV_MODE") == "1":
             api.add_dev_endpoints()

@@ -50,6 +50,15 @@ def test_a_completion_request() -> None:
     ]
 
 
+def test_usage_may_be_forced() -> None:
+    """By the server's flag, whatever a request says."""
+    body = json.dumps({"prompt": [1], "stream": True}).encode()
+    got = read_request(
+        body, chat=False, names=["m"], tokenizer=Tokenizer(9), vocabulary=9, max_model_len=99, force_usage=True
+    )
+    assert (got[0].usage_each, got[0].usage_last) == (True, True)
+
+
 def test_defaults_and_several_prompts() -> None:
     """Sixteen tokens when nothing is asked; a list of prompts is several answers; chat takes what room there is."""
     assert [one.max_tokens for one in ask(prompt=["a b", "c"])] == [16, 16]

@@ -115,6 +115,7 @@ def test_synthetic_acceptance() -> None:
             "config",
             "Async scheduling",
         ),
+        (["-dp", "2"], {}, "config", "knows tensor, pipeline and expert"),
         (["-pp", "2"], {"VLLM_PP_LAYER_PARTITION": "18,17"}, "weights", "does not match num_hidden_layers"),
         (["-pp", "2"], {"VLLM_PP_LAYER_PARTITION": "36"}, "weights", "does not match pp_size"),
         (["-tp", "2"], {"NCCL_ALGO": "Tree"}, "worker", "no algorithm/protocol available"),
@@ -140,6 +141,7 @@ def test_memory_by_arithmetic() -> None:
     with pytest.raises(Refused) as refused:
         resolve(parse(["m", "-tp", "4", "--max-model-len", "4096"]), {}, BOX, MOE)
     assert "out of memory" in refused.value.message
+    assert launch("--num-gpu-blocks-override", "100").kv_cache_tokens == 1600
     with pytest.raises(Refused) as refused:
         resolve(parse(["m", "--kv-cache-memory-bytes", "1000000"]), {}, H200, DENSE)
     assert "larger than the available KV cache memory" in refused.value.message
