@@ -147,7 +147,7 @@ def _finalist_due(
     records: Sequence[TrialRecord], running: Collection[Proposal], experiment: Experiment, division: Slots
 ) -> Due | None:
     """The next fresh start of one of the best configurations; they take turns."""
-    best = _best(records, experiment)[: experiment.search.finalists]
+    best = best_first(records, experiment, (Role.SEARCH,))[: experiment.search.finalists]
     done = Counter(r.fingerprint for r in counted(records) if r.role is Role.FINALIST)
     under_way = [proposal.params for proposal in running if proposal.role is Role.FINALIST]
     starts = {record.number: done[record.fingerprint] + under_way.count(record.params) for record in best}
@@ -158,15 +158,15 @@ def _finalist_due(
     return Due(Role.FINALIST, chosen.params, chosen.number)
 
 
-def _best(records: Sequence[TrialRecord], experiment: Experiment) -> list[TrialRecord]:
-    """Searched configurations by their first figure, within the guard-rails, real ones before synthetic acceptance.
+def best_first(records: Sequence[TrialRecord], experiment: Experiment, roles: Collection[Role]) -> list[TrialRecord]:
+    """Trials of these roles by their first figure, within the guard-rails, real ones before synthetic acceptance.
 
     By the first start only, so that the choice does not change while the finalists run.
     """
     allowed: list[tuple[bool, float, TrialRecord]] = []
     for record in records:
         values = objective(record, experiment)
-        if record.role is not Role.SEARCH or record.duplicate_of is not None or values is None:
+        if record.role not in roles or record.duplicate_of is not None or values is None:
             continue
         if all(excess <= 0 for excess in excesses(record, records, experiment).values()):
             allowed.append((record.synthetic_acceptance is not None, -values[0], record))

@@ -24,7 +24,7 @@ from runner.schema.experiment import Experiment
 from runner.schema.trial import Outcome, Role, TrialRecord
 from runner.search.encoding import as_params, encode, suggest
 from runner.search.first_steps import SHARE, first_steps
-from runner.search.schedule import Due, Proposal, due, excesses, not_its_fault, slots
+from runner.search.schedule import Due, Proposal, best_first, due, excesses, not_its_fault, slots
 from runner.search.store import Store
 from runner.space import Params, Space
 from runner.verdict import objective, objective_levels
@@ -167,7 +167,7 @@ class Searcher:
             return wished
         if self._grid is not None:
             return self._next_of(self._grid)
-        if self._is_early() and (step := self._next_of(first_steps(self._space))) is not None:
+        if self._is_early() and (step := self._next_of(self._first_steps())) is not None:
             return step
         self._memory.sampler = self._sampler()
         for attempt in range(MAX_REFUSED):
@@ -186,6 +186,12 @@ class Searcher:
         """Whether the study's first part still runs, in which knobs are set one at a time."""
         searched = sum(record.role is Role.SEARCH for record in self._records)
         return self._experiment.search.sampler in ("auto", "tpe") and searched < slots(self._experiment).search // SHARE
+
+    def _first_steps(self) -> Iterator[dict[str, Scalar]]:
+        """From the best configuration so far, among the baseline and all that was searched, within the guard-rails."""
+        found = best_first(self._records, self._experiment, (Role.BASELINE, Role.SEARCH))
+        tried = {item for record in self._records for item in record.params.items()}
+        return first_steps(self._space, found[0].params if found else {}, tried)
 
     def _next_of(self, every: Iterator[dict[str, Scalar]]) -> tuple[dict[str, Scalar], optuna.Trial] | None:
         fresh = next((point for point in every if self._refusal(point) is None), None)

@@ -1,4 +1,4 @@
-"""The first proposals: one knob at a time away from the baseline."""
+"""The first proposals: one knob at a time away from the best configuration so far."""
 
 from pathlib import Path
 
@@ -27,9 +27,9 @@ knobs:
 """
 
 
-def steps(space: Space) -> list[dict[str, Scalar]]:
-    """All of them."""
-    return list(first_steps(space))
+def steps(space: Space, best: dict[str, Scalar] | None = None) -> list[dict[str, Scalar]]:
+    """All of them, from the baseline or from another best configuration."""
+    return list(first_steps(space, best or {}, set()))
 
 
 def test_each_step_sets_one_knob_and_what_it_needs(tmp_path: Path) -> None:
@@ -58,3 +58,21 @@ def test_every_step_is_a_point_of_the_space(tmp_path: Path) -> None:
     """All of them resolve."""
     space = space_of(tmp_path, TEXT)
     assert all(space.resolve(params) for params in steps(space))
+
+
+def test_what_helped_is_kept_on_the_way(tmp_path: Path) -> None:
+    """Steps start from the best so far; a changed parent takes the knobs along that depend on it."""
+    found = steps(
+        space_of(tmp_path, TEXT), {"path": "own", "protocol": "LL", "speculation": "ngram", "draft_tokens": 7}
+    )
+    assert {"path": "own", "protocol": "Simple", "speculation": "ngram", "draft_tokens": 7} in found
+    assert {"path": "own", "protocol": "LL", "seqs": 64, "speculation": "ngram", "draft_tokens": 7} in found
+    assert all(params["speculation"] == "ngram" for params in found)
+
+
+def test_a_value_that_was_tried_is_not_a_step_again(tmp_path: Path) -> None:
+    """Each value is met once, alone or in company."""
+    space = space_of(tmp_path, TEXT)
+    left = list(first_steps(space, {}, {("protocol", "LL"), ("seqs", 64), ("path", "own")}))
+    assert left[0] == {"speculation": "ngram", "draft_tokens": 4}
+    assert all(params.get("protocol") != "LL" and params.get("seqs") != 64 for params in left)
