@@ -20,7 +20,7 @@ First principles, each with few parameters that stand in the node's and the mode
 What it does not know: cache effects, clock changes, unbalanced experts, sequence-length effects of attention kernels.
 
 Sources: the LL/LL128/Simple description in NCCL's documentation and tuning model (latency + bytes / bandwidth);
-per-node calibration in ``experiments/nodes``; ``tests/unit/simulator/test_calibration.py`` holds the measured figures.
+per-node calibration in ``experiments/nodes``; ``tests/unit/simulator/test_simulator_calibration.py`` holds the measured figures.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ FULL_THREADS = 256
 """Threads of a channel beyond which more change nothing (512 against the default: no difference on two H200); below,
 a channel is taken to move proportionally less."""
 P2P_SEND_US = 20.0
-"""Handing the activations to the next pipeline stage, latency. An estimate; PP=2 on two H200 fits within 2 %."""
+"""Handing the activations to the next pipeline stage, latency. An estimate; PP=2 on two H200 fits within 7 %."""
 
 
 @dataclass(frozen=True)
