@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from runner.serving import gpu
-from runner.serving.processes import command, marked
+from runner.serving.processes import command, marked, words
+from runner.serving.redaction import redact, secrets
 
 _MOST_PROCESSES = 6
 _DUMP_S = 5.0
+_LONGEST = 8000
+"""Of one process's stacks, characters."""
 
 
 def evidence(marker: str, gpu_ids: Sequence[str]) -> dict[str, Any]:
@@ -46,4 +49,5 @@ def _stack(tool: str, pid: int) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"py-spy gave no answer within {_DUMP_S:.0f} s ({command(pid)[:80]})"
-    return (done.stdout or done.stderr)[:8000]
+    hidden = secrets({}, words(pid))  # The dump begins with the command line.
+    return redact(done.stdout or done.stderr, hidden)[:_LONGEST]

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from runner.serving.redaction import redact_argv
+
 TRIAL_VARIABLE = "TOK100_TRIAL"
 """Carries the trial's marker in the environment of every process of a server."""
 
@@ -140,12 +142,17 @@ def remove_orphaned(paths: set[Path]) -> None:
 
 
 def command(pid: int) -> str:
-    """The command line of a process, or what it renamed itself to."""
+    """The command line of a process, or what it renamed itself to, without the values of secret flags."""
+    return " ".join(redact_argv(words(pid))).strip()
+
+
+def words(pid: int) -> list[str]:
+    """The command line of a process, secrets and all; empty when it is gone."""
     try:
         raw = (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
-        return ""
-    return raw.replace(b"\0", b" ").decode(errors="replace").strip()
+        return []
+    return raw.decode(errors="replace").rstrip("\0").split("\0")
 
 
 def _pids() -> Iterator[int]:
