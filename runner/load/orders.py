@@ -28,11 +28,13 @@ def orders(
     """One order a process: streams (and requests) shared out exactly.
 
     Raises:
-        UsageError: ``base_url`` is none, or fewer requests are asked for than streams.
+        UsageError: ``base_url`` is none, a window is under a second, or fewer requests are asked for than streams.
     """
     url = urlsplit(target.base_url)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise UsageError(f"{target.base_url!r} is no base URL", remedy="e.g. http://127.0.0.1:8000")
+    if protocol.requests is None and protocol.window_s < 1:
+        raise UsageError(f"a window of {protocol.window_s:g} s holds no whole second", remedy="window_s of 1 or more")
     if protocol.requests is not None and protocol.requests < concurrency:
         raise UsageError(
             f"{protocol.requests} requests cannot keep {concurrency} streams busy", remedy="ask for at least C requests"

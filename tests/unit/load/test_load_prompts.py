@@ -174,6 +174,13 @@ def test_shares_are_exact(concurrency: int, processes: int) -> None:
     assert max(requests) - min(requests) <= 1
 
 
+def test_a_window_under_a_second_is_refused() -> None:
+    """Only whole-second bins count; it would hold none."""
+    prompts = Source(Workload(), Words()).for_cell(1, 1)
+    with pytest.raises(UsageError, match="no whole second"):
+        orders(TARGET, Workload(), Protocol(window_s=0.5), 1, 1, prompts)
+
+
 def test_fewer_requests_than_streams_are_refused() -> None:
     """They could never reach C."""
     prompts = Source(Workload(), Words()).for_cell(1, 1)
