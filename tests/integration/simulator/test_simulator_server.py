@@ -171,6 +171,37 @@ def test_several_prompts_and_connections(server: Started) -> None:
             assert session.get(server.url + "/health", timeout=5).status_code == 200
 
 
+def test_requests_in_pieces_and_in_a_row(server: Started) -> None:
+    """Bytes may come one by one, and a second request before the first is answered: answers keep their order."""
+    body = json.dumps({"model": "m", "prompt": [5, 6, 7], **EXACT}).encode()
+    first = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    second = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=10) as connection:
+        for byte in first:
+            connection.sendall(bytes([byte]))
+        connection.sendall(second)
+        answer = b""
+        while received := connection.recv(65536):
+            answer += received
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+    assert answer.index(b"text_completion") < answer.index(b"+simulated")
+
+
+def test_a_client_that_leaves_frees_its_place(server: Started) -> None:
+    """Its request is aborted: nothing runs any more, and the next client is served."""
+    with pytest.raises(requests.Timeout):
+        requests.post(
+            server.url + "/v1/completions",
+            json={"model": "m", "prompt": [1, 2], "max_tokens": 3000, "ignore_eos": True},
+            timeout=0.3,
+        )
+    until_s = time.monotonic() + 10
+    while 'num_requests_running{engine="0",model_name="m"} 0.0' not in server.get("/metrics").text:
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+    assert server.post(**EXACT).status_code == 200
+
+
 def test_errors(server: Started) -> None:
     """As vLLM's: 404 for a model it does not serve, 400 for nonsense, 404 and 405 for paths."""
     assert server.post(model="other").status_code == 404
