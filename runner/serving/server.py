@@ -6,11 +6,12 @@ any time, from any thread, after any failure, more than once; a start under way 
 """
 
 import os
+import re
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from runner.errors import Cancelled, EnvironmentFault
@@ -29,6 +30,9 @@ from runner.serving.watch import Watch
 
 OnPhase = Callable[[str, str], None]
 """Told the name of each phase as it begins, and a detail ("" for none)."""
+
+_RENDEZVOUS = re.compile(r"distributed_init_method=file://(/\S+/vllm_dist_\w+)")
+"""vllm/utils/network_utils.py."""
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 
@@ -63,6 +67,7 @@ class Server:
         self._watch: Watch | None = None
         self._memory: Memory | None = None
         self._sockets: Path | None = None
+        self._start_up: Start | None = None
         self._stopped: StopReport | None = None
         self._closing = threading.Event()
         self._spawning = threading.Lock()
@@ -189,7 +194,9 @@ class Server:
             on_phase=self._on_phase,
             check_open=self._check_open,
         )
+        self._start_up = start
         durations_s = {"queued": queued_s} | start.wait(let_go)
+        process.tell_ready()
         try:
             server_info = probe.server_info()
         except (Unreachable, Refused):
@@ -219,6 +226,9 @@ class Server:
             durations_s["memory"] = time.monotonic() - begin_s
         if stopped.left and self._gpu_ids:
             quarantined = self._gpu_ids
+        if self._start_up is not None:
+            for path in rendezvous_files(self._start_up.lines):
+                path.unlink(missing_ok=True)
         if self._sockets is not None:
             shutil.rmtree(self._sockets, ignore_errors=True)
         if self._lease is not None:
@@ -234,6 +244,11 @@ class Server:
         names = (LOG_NAME, "supervisor.log")
         found = {name: self._folder / name for name in names}
         return {name: path.read_bytes() for name, path in found.items() if path.is_file() and path.stat().st_size}
+
+
+def rendezvous_files(lines: Iterable[str]) -> set[Path]:
+    """Files that the server's workers met over, as its log names them; a killed server leaves them behind."""
+    return {Path(match[1]) for match in map(_RENDEZVOUS.search, lines) if match}
 
 
 def weights_gib(model: Path) -> float:

@@ -94,6 +94,10 @@ class Supervised:
         """Whether the supervisor died before its work was done."""
         return self._over.is_set() and "clean" not in self._events
 
+    def tell_ready(self) -> None:
+        """From now on the server is measured: the supervisor does nothing but wait."""
+        self._send({"ready": True})
+
     def stop(self, grace_s: float) -> Stopped:
         """Take the tree down: SIGTERM, at most ``grace_s``, SIGKILL. Safe to call again, and after any end."""
         begin = time.monotonic()

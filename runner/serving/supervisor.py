@@ -46,6 +46,7 @@ _VOLUNTARY_S = 1.0
 """What remains after the leader's own end may clean up (resource trackers free shared memory) before SIGKILL."""
 
 _KILL_S = 4.0
+_LOOK_EVERY_S = 1.0
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -86,6 +87,8 @@ class Supervisor:
         self._shared_memory: set[Path] = set()
         self._leader = 0
         self._complained = False
+        self._ready = False
+        self._looked_at = 0.0
 
     def run(self) -> None:
         """Start the server, wait, take it down, report."""
@@ -160,7 +163,12 @@ class Supervisor:
             return
         *lines, self._requests = (self._requests + data).split(b"\n")
         for line in lines:
-            self._end_within(float(json.loads(line)["stop"]))
+            message = json.loads(line)
+            if "stop" in message:
+                self._end_within(float(message["stop"]))
+            else:
+                self._look_at_shared_memory()
+                self._ready = True
 
     def _read_log(self, fd: int) -> None:
         """Take what the pipe holds, but not for ever: a flood must not keep the loop from its other duties."""
@@ -190,10 +198,20 @@ class Supervisor:
         while not until():
             for key, _ in self._selector.select(0.05 if self._kill_at else 0.5):
                 key.data(key.fd)
+            if not self._ready and time.monotonic() > self._looked_at + _LOOK_EVERY_S:
+                self._look_at_shared_memory()
+
+    def _look_at_shared_memory(self) -> None:
+        """Remember what the tree has mapped: a process that is killed leaves its segments behind, and no trace.
+
+        While the server starts, and once when it is ready; never while it is measured.
+        """
+        self._looked_at = time.monotonic()
+        self._shared_memory |= shared_memory(self._victims())
 
     def _terminate(self) -> None:
         begin = time.monotonic()
-        self._shared_memory |= shared_memory(self._victims())
+        self._look_at_shared_memory()
         send(self._leader, signal.SIGTERM)
         self._pump(lambda: self._exit_code is not None or time.monotonic() > (self._kill_at or 0))
         _tell(event="terminated", obeyed=self._exit_code is not None, seconds=time.monotonic() - begin)
@@ -204,7 +222,7 @@ class Supervisor:
             self._end_within(_VOLUNTARY_S)
             self._pump(lambda: not self._victims() or time.monotonic() > begin + _VOLUNTARY_S)
         remaining = self._victims()
-        self._shared_memory |= shared_memory(remaining)
+        self._look_at_shared_memory()
         left = kill_all(self._victims_now, _KILL_S)
         self._serve(self._read_log)
         remove_orphaned(self._shared_memory)

@@ -5,6 +5,7 @@ library only; run as a script, with the launcher's path as first argument as a r
 """
 
 import json
+import mmap
 import os
 import signal
 import socket
@@ -12,11 +13,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 FAULT, _, ARGUMENT = os.environ.get("FAKE_FAULT", "").partition(":")
 TOKEN_S = float(os.environ.get("FAKE_TOKEN_S", "0.002"))
+
+MAPPED: list[mmap.mmap] = []
 
 LINES = {
     "process": "(APIServer pid=1) INFO 01-01 00:00:00 [api.py:1] fake engine: hello",
@@ -68,8 +72,8 @@ def main() -> None:
         threading.Timer(float(ARGUMENT or 0.5), lambda: os._exit(0)).start()
     if FAULT == "double_fork":
         double_fork()
-    if FAULT == "pid_file":
-        Path(ARGUMENT).write_text(str(os.getpid()))
+    if FAULT == "shared_memory":
+        keep_mapped(ARGUMENT.split(","))
     server.serve_forever()
 
 
@@ -125,7 +129,7 @@ def flood() -> None:
     sys.stdout.flush()
 
 
-TALKS = {
+TALKS: dict[tuple[str, str], Callable[[], None]] = {
     ("repeats", "weights"): repeat_itself,
     ("dawdles", "weights"): dawdle,
     ("stuck_workers", "capture"): wait_for_workers,
@@ -143,6 +147,14 @@ def hold_memory(gib: float) -> None:
         for gpu in told.values():
             gpu["used_gib"] = gib
         Path(path).write_text(json.dumps(told))
+
+
+def keep_mapped(paths: list[str]) -> None:
+    """Map these files for as long as this process lives, as a shared-memory channel would."""
+    for path in paths:
+        with Path(path).open("w+b") as file:
+            file.truncate(4096)
+            MAPPED.append(mmap.mmap(file.fileno(), 4096))
 
 
 def leave_grandchildren() -> None:

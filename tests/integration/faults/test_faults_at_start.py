@@ -195,7 +195,10 @@ def test_a_full_disk_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     A limit on the size of files stands in for the full disk.
     """
     # No bytecode: a module compiled under the limit would stay behind, cut off.
-    limit = "import resource, sys; sys.dont_write_bytecode = True; resource.setrlimit(resource.RLIMIT_FSIZE, (80, 80)); main()"
+    limit = (
+        "import resource, sys; sys.dont_write_bytecode = True; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (80, 80)); main()"
+    )
     monkeypatch.setattr(supervised, "_PROGRAM", supervised._PROGRAM.removesuffix("main()") + limit)
     trial = order(tmp_path)
     server = Server(trial, tmp_path / "trial", (), lambda name, detail: None)

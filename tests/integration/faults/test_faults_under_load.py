@@ -1,6 +1,7 @@
 """A server that fails once it is ready: noticed within seconds, named rightly, and nothing of it left."""
 
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -76,6 +77,20 @@ def test_a_child_that_left_session_and_marker(tmp_path: Path) -> None:
     assert until(lambda: len(orphans()) == 1)
     server.stop()
     assert orphans() == []
+
+
+def test_shared_memory_of_a_killed_server(tmp_path: Path) -> None:
+    """Segments that only the dead server had mapped go; one that somebody else has mapped stays."""
+    its_own, shared = (Path(f"/dev/shm/test-{os.getpid()}-{tmp_path.name}-{name}") for name in ("own", "shared"))
+    server = ready(order(tmp_path, f"shared_memory:{its_own},{shared}"), tmp_path)
+    with shared.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        noticed(server)
+        server.stop()
+        assert not its_own.exists()
+        assert shared.exists()
+    shared.unlink()
 
 
 def test_a_server_that_is_deaf_to_sigterm(tmp_path: Path) -> None:
