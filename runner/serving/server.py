@@ -31,6 +31,9 @@ from runner.serving.watch import Watch
 OnPhase = Callable[[str, str], None]
 """Told the name of each phase as it begins, and a detail ("" for none)."""
 
+_LONGEST_FOLDER = 50
+"""Of a folder for sockets, characters: a socket's path ends at 107, and vLLM appends a UUID."""
+
 _RENDEZVOUS = re.compile(r"distributed_init_method=file://(/\S+/vllm_dist_\w+)")
 """vllm/utils/network_utils.py."""
 
@@ -180,7 +183,8 @@ class Server:
         self._on_phase(PROCESS, "")
         assert self._lease is not None
         argv = command(self._order, port=self._lease.port, served_name=self.served_name)
-        self._sockets = Path(tempfile.mkdtemp(prefix="t100-"))
+        short = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST_FOLDER else "/tmp"
+        self._sockets = Path(tempfile.mkdtemp(prefix="t100-", dir=short))
         env = environment(self._order, os.environ, self._gpu_ids, sockets=self._sockets, ready_s=limits.total_s)
         hidden = secrets(env, argv)
         process = self._spawn(argv, env, hidden)

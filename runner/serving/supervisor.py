@@ -197,7 +197,8 @@ class Supervisor:
         """Serve every file descriptor until ``until()`` holds."""
         while not until():
             for key, _ in self._selector.select(0.05 if self._kill_at else 0.5):
-                key.data(key.fd)
+                if key.fd in self._selector.get_map():  # An earlier handler of this turn may have closed it.
+                    key.data(key.fd)
             if not self._ready and time.monotonic() > self._looked_at + _LOOK_EVERY_S:
                 self._look_at_shared_memory()
 
