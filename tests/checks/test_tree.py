@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.search.encoding import as_params
 from runner.simulator.describe import load_model, load_node
 from runner.space import load_experiment, load_space
 
@@ -58,9 +59,12 @@ def test_every_experiment_loads(path: Path) -> None:
 @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.name)
 def test_every_search_space_loads_under_its_experiments(path: Path) -> None:
     """Shipped spaces fit the experiment they are used with when none is named."""
-    names = ["local-cpu"] if path.stem == "cpu" else ["simulated-8xpcie", "local-gpu"]
-    for name in names:
-        assert load_space(path, load_experiment(name), gpus=None if name == "local-cpu" else 8).knobs
+    names = {"cpu": ["local-cpu"], "two-gpus": ["2x-h200-p2p-off"], "two-gpus-nvlink": ["2x-h200-nvlink"]}
+    for name in names.get(path.stem, ["simulated-8xpcie", "local-gpu"]):
+        experiment = load_experiment(name)
+        space = load_space(path, experiment, gpus={"local-cpu": None, "2x": 2}.get(name.split("-h200")[0], 8))
+        assert space.knobs
+        assert all(space.resolve(as_params(wished, space)) for wished in experiment.search.try_first)
 
 
 @pytest.mark.parametrize("path", NODES, ids=lambda path: path.name)

@@ -19,6 +19,8 @@ from tests.spaces import dense, experiment_of, space_of
 
 ROOT = Path(__file__).parents[3]
 SPACES = sorted(path.stem for path in (ROOT / "search_spaces").glob("*.yaml"))
+TWO_GPUS = {"two-gpus": "2x-h200-p2p-off", "two-gpus-nvlink": "2x-h200-nvlink"}
+"""Spaces of one experiment each, which has decided what they leave open."""
 GOLDEN = ROOT / "tests" / "golden" / "space"
 
 SMOLLM2 = model_facts(
@@ -46,6 +48,11 @@ def shipped(name: str, *, gpus: int = 8, facts: ModelFacts | None = None) -> Spa
             vllm_version="0.32.0",
             machine=Machine(cpus=(0, 1)),
         )
+    if name in TWO_GPUS:
+        two = load_experiment(ROOT / "experiments" / f"{TWO_GPUS[name]}.yaml")
+        machine = Machine(gpu_memory_gib=139.8)
+        path = ROOT / "search_spaces" / f"{name}.yaml"
+        return load_space(path, two, facts=dense(), gpus=2, vllm_version="0.24.0", machine=machine)
     experiment = experiment_of(
         defaults={"flags": {"tensor-parallel-size": gpus}},
         drafts={"eagle3": "some/eagle3-draft", "draft_model": "some/small-draft"},
@@ -83,8 +90,8 @@ def encoded(space: Space, params: dict[str, Scalar]) -> str:
 
 
 def test_the_spaces_that_should_ship_are_there() -> None:
-    """Seven, and no stray file."""
-    assert SPACES == ["cpu", "cudagraph", "full", "nccl", "parallel", "scheduler", "speculative"]
+    """Seven and those for two GPUs, and no stray file."""
+    assert SPACES == sorted(["cpu", "cudagraph", "full", "nccl", "parallel", "scheduler", "speculative", *TWO_GPUS])
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -123,7 +130,7 @@ def test_the_full_space_has_every_knob_of_the_gpu_spaces() -> None:
     """By include, not by copy."""
     full = {knob.name for knob in shipped("full").knobs}
     for name in SPACES:
-        if name != "cpu":
+        if name != "cpu" and name not in TWO_GPUS:
             assert {knob.name for knob in shipped(name).knobs} <= full, name
 
 
