@@ -1,5 +1,6 @@
 """The figures against a server that keeps the time of each of its own sends."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -56,12 +57,35 @@ def medians_close(found: Measurement, truth: Truth, share: float) -> bool:
     )
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 8])
-@pytest.mark.parametrize("concurrency", [1, 64, 256])
-def test_tokens_are_exact_and_medians_true(size: int, concurrency: int, tmp_path: Path) -> None:
+SIZES = (1, 2, 4, 8)
+LEVELS = (1, 64, 256)
+
+Grid = dict[tuple[int, int], tuple[Measurement, Truth]]
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+    """Every chunk size at every level; the light levels several at a time."""
+
+    def case(key: tuple[int, int]) -> tuple[Measurement, Truth]:
+        size, concurrency = key
+        pace = ("--ttft-ms", "60", "--tpot-ms", str(20 / size), "--tokens-per-chunk", str(size))
+        return undisturbed(pace, concurrency, LARGER_OF[0], tmp_path_factory.mktemp("level"))
+
+    found: Grid = {}
+    for concurrency, workers in zip(LEVELS, (4, 2, 1), strict=True):
+        keys = [(size, concurrency) for size in SIZES]
+        with ThreadPoolExecutor(max_workers=workers) as pool:
+            found |= dict(zip(keys, pool.map(case, keys), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("concurrency", LEVELS)
+def test_tokens_are_exact_and_medians_true(size: int, concurrency: int, grid: Grid) -> None:
     """With 1, 2, 4 or 8 tokens a chunk: no token lost or invented, TPOT and TTFT as the server stamped them."""
-    pace = ("--ttft-ms", "60", "--tpot-ms", str(20 / size), "--tokens-per-chunk", str(size))
-    found, truth = undisturbed(pace, concurrency, LARGER_OF[0], tmp_path)
+    found, truth = grid[size, concurrency]
+    assert found.tokens_client == truth.tokens
     assert medians_close(found, truth, LARGER_OF[0]), (found, np.median(truth.ttft_ms), np.median(truth.tpot_ms))
     assert found.in_flight_mean == pytest.approx(concurrency, rel=0.02)
     assert truth.peak == concurrency
