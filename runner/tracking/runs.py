@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mlflow.entities import Metric, Param, Run, RunStatus, RunTag, ViewType
+from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
@@ -101,7 +102,13 @@ class StudyRuns:
         name = self._marked(self._description.experiment.name)
         found = self._client.get_experiment_by_name(name)
         if found is None:
-            return str(self._client.create_experiment(name, artifact_location=(artefacts / name).as_uri()))
+            try:
+                return str(self._client.create_experiment(name, artifact_location=(artefacts / name).as_uri()))
+            except MlflowException:
+                # Another study of this experiment, begun at the same moment, was first.
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
         if found.lifecycle_stage == "deleted":
             self._client.restore_experiment(found.experiment_id)
         return str(found.experiment_id)

@@ -225,3 +225,19 @@ def test_a_broken_store_never_fails_the_sweep(fresh: Path) -> None:
         tracking.close(finished=True)
     (problem,) = tracking.problems()
     assert "database" in problem
+
+
+def test_two_studies_of_one_experiment_may_begin_at_once(fresh: Path) -> None:
+    """Two drivers, one results folder: one database, one experiment, two studies."""
+    script = (
+        "import sys; from pathlib import Path; from tests.studies import *; from runner.tracking import Tracking\n"
+        "root = Path(sys.argv[1]); t = Tracking(root, description(experiment(), study=sys.argv[2]))\n"
+        "t.open(root / sys.argv[2], [record(0, 5.0)]); t.close(finished=True); sys.exit('; '.join(t.problems()) or 0)\n"
+    )
+    drivers = [
+        subprocess.Popen([sys.executable, "-c", script, str(fresh), name], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        for name in ("one", "two", "three")
+    ]
+    assert [(driver.communicate()[1], driver.returncode) for driver in drivers] == [("", 0)] * 3
+    assert sorted(run.data.tags["study"] for run in runs(fresh, "study")) == ["one", "three", "two"]
+    assert len(runs(fresh, "trial")) == 3
