@@ -52,7 +52,6 @@ class StudyRuns:
         make_once(database, lambda path: _make_store(path, artefacts))
         # Absolute, explicit: MLflow's default would depend on the current folder and on what lies in it.
         self._client = MlflowClient(tracking_uri=f"sqlite:///{database.absolute()}")
-        self._hide_default()
         self._experiment = self._experiment_id(artefacts.absolute())
         self._parent = self._parent_id()
 
@@ -91,12 +90,6 @@ class StudyRuns:
         self._client.set_terminated(
             self._parent, RunStatus.to_string(RunStatus.FINISHED if finished else RunStatus.KILLED)
         )
-
-    def _hide_default(self) -> None:
-        """MLflow makes an experiment of its own; nothing ever goes there."""
-        default = self._client.get_experiment_by_name("Default")
-        if default is not None and default.lifecycle_stage == "active" and default.experiment_id == "0":
-            self._client.delete_experiment(default.experiment_id)
 
     def _experiment_id(self, artefacts: Path) -> str:
         name = self._marked(self._description.experiment.name)
@@ -225,6 +218,8 @@ class StudyRuns:
 
 def _make_store(database: Path, artefacts: Path) -> None:
     store = SqlAlchemyStore(f"sqlite:///{database.absolute()}", artefacts.absolute().as_uri())
+    # MLflow makes an experiment of its own, "Default"; nothing ever goes there.
+    store.delete_experiment(SqlAlchemyStore.DEFAULT_EXPERIMENT_ID)
     store.engine.dispose()
 
 
