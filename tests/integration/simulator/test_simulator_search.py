@@ -36,7 +36,7 @@ def chosen(folder: Path, max_loss_percent: float) -> tuple[Mapping[str, Scalar],
     """Parameters of the fastest configuration at C=1 that keeps the guard-rail, and its change against the baseline."""
     given, space = study(folder, max_loss_percent)
     node, model = load_node(given.engine.node or ""), load_model(given.model)
-    load = Load(input_tokens=32, output_tokens=48, window_s=60)
+    load = Load(input_tokens=40, output_tokens=40, window_s=60)
     searcher = Searcher(space, given, study="protocols", storage=None)
     found: list[tuple[Mapping[str, Scalar], dict[int, float]]] = []
     while (proposal := searcher.ask()) is not None:
