@@ -91,7 +91,7 @@ def encoded(space: Space, params: dict[str, Scalar]) -> str:
 
 def test_the_spaces_that_should_ship_are_there() -> None:
     """Seven and those for two GPUs, and no stray file."""
-    assert SPACES == sorted(["cpu", "cudagraph", "full", "nccl", "parallel", "scheduler", "speculative", *TWO_GPUS])
+    assert sorted(["cpu", "cudagraph", "full", "nccl", "parallel", "scheduler", "speculative", *TWO_GPUS]) == SPACES
 
 
 @pytest.mark.parametrize("name", SPACES)
