@@ -25,7 +25,7 @@ def print_summary(plan: Plan, study: StudyFiles, console: Console) -> Summary:
     )
     for position, heading in enumerate(shown.header):
         is_name = position == CONFIGURATION
-        table.add_column(heading, justify="left" if is_name else "right", ratio=1 if is_name else None)
+        table.add_column(heading, justify="left" if is_name else "right", ratio=1 if is_name else None, overflow="fold")
     for row in shown.rows:
         table.add_row(*row)
     console.print()
