@@ -56,7 +56,7 @@ class Probe:
 
     def __init__(self, base_url: str, served_name: str, api_key: str | None = None) -> None:
         self._base_url = base_url
-        self._served_name = served_name
+        self.served_name = served_name
         self._session = requests.Session()
         self._session.trust_env = False  # A proxy of the shell has no business on loopback.
         if api_key is not None:
@@ -73,7 +73,7 @@ class Probe:
     def completion(self, timeout_s: float) -> int:
         """Ask for a few tokens of exact number; return how many the server says it made."""
         body = {
-            "model": self._served_name,
+            "model": self.served_name,
             "prompt": _PROMPT,
             "max_tokens": PROBE_TOKENS,
             "min_tokens": PROBE_TOKENS,

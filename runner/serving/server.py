@@ -192,7 +192,6 @@ class Server:
         start = Start(
             process,
             probe,
-            served_name=self.served_name,
             limits=limits,
             gpu_ids=self._gpu_ids,
             on_phase=self._on_phase,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from runner.errors import (
     EngineDead,
@@ -15,7 +15,7 @@ from runner.errors import (
 )
 from runner.serving import signatures
 from runner.serving.evidence import evidence
-from runner.serving.judge import TAIL_LINES, failure
+from runner.serving.judge import Observation, failure
 from runner.serving.log import LogFollower
 from runner.serving.phases import FIRST_TOKEN, Allowed, Progress
 from runner.serving.probe import PROBE_TOKENS, Probe, Refused, Unreachable
@@ -38,7 +38,6 @@ class Start:
     Args:
         process: The server's tree.
         probe: Asks the server.
-        served_name: The model name that only this server knows.
         limits: Deadlines.
         gpu_ids: Its GPUs, for evidence.
         on_phase: Told each phase as it begins, with a detail.
@@ -50,7 +49,6 @@ class Start:
         process: Supervised,
         probe: Probe,
         *,
-        served_name: str,
         limits: Allowed,
         gpu_ids: tuple[str, ...],
         on_phase: Callable[[str, str], None],
@@ -59,7 +57,6 @@ class Start:
         self._process = process
         self._check_open = check_open
         self._probe = probe
-        self._served_name = served_name
         self._limits = limits
         self._gpu_ids = gpu_ids
         self._on_phase = on_phase
@@ -139,16 +136,8 @@ class Start:
     def _raise_stuck(self, kind: type[TrialFailure], message: str) -> NoReturn:
         facts = evidence(self._process.marker, self._gpu_ids)
         self._follow(time.monotonic())
-        finding = signatures.find(self.lines)
-        told = f"; {finding.message}" if finding else ""
-        raise kind(
-            f"hang at {self._progress.phase}: {message}{told}" if kind is Hang else f"{message}{told}",
-            phase=self._progress.phase,
-            waited_s=round(time.monotonic() - self._begin_s, 1),
-            line=finding.line if finding else (self.lines[-1] if self.lines else None),
-            log_tail=tuple(self.lines[-TAIL_LINES:]),
-            evidence=facts,
-        )
+        told = f"hang at {self._progress.phase}: {message}" if kind is Hang else message
+        raise self._failure(kind, told, facts=facts)
 
     def _is_healthy(self) -> bool:
         try:
@@ -165,8 +154,8 @@ class Start:
     def _prove_ready(self) -> None:
         try:
             names = self._probe.models()
-            if self._served_name not in names:
-                message = f"the server on this port serves {', '.join(names)}, not {self._served_name}"
+            if self._probe.served_name not in names:
+                message = f"the server on this port serves {', '.join(names)}, not {self._probe.served_name}"
                 raise self._failure(EnvironmentFault, message)
             made = self._probe.completion(self._limits.by_phase[FIRST_TOKEN])
         except Unreachable as error:
@@ -189,14 +178,22 @@ class Start:
             self._raise_stuck(Hang, f"no answer to the first completion ({error})")
         raise self._failure(EngineDead, f"the connection of the first completion broke: {error}") from error
 
-    def _failure(self, kind: type[TrialFailure], message: str, exit_code: int | None = None) -> TrialFailure:
-        return failure(
+    def _failure(
+        self,
+        kind: type[TrialFailure],
+        message: str,
+        *,
+        exit_code: int | None = None,
+        facts: dict[str, Any] | None = None,
+    ) -> TrialFailure:
+        seen = Observation(
             kind,
             message,
-            self.lines,
             phase=self._progress.phase,
             waited_s=time.monotonic() - self._begin_s,
             exit_code=exit_code,
+            evidence=facts,
             starting=self._progress.phase != FIRST_TOKEN,
             oom_killed=oom_kills() > self._oom_kills,
         )
+        return failure(seen, self.lines)

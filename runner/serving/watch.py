@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.errors import EngineDead, EnvironmentFault, Hang, ServerExited, TrialFailure
 from runner.serving.evidence import evidence
-from runner.serving.judge import failure
+from runner.serving.judge import Observation, failure
 from runner.serving.log import LogFollower
 from runner.serving.probe import Probe, Refused, Unreachable
 from runner.serving.processes import oom_kills
@@ -111,13 +111,13 @@ class Watch:
         exit_code: int | None = None,
         facts: dict[str, Any] | None = None,
     ) -> TrialFailure:
-        return failure(
+        seen = Observation(
             kind,
             message,
-            self._follower.lines(),
             phase="load",
             waited_s=time.monotonic() - self._begin_s,
             exit_code=exit_code,
             evidence=facts,
             oom_killed=oom_kills() > self._oom_kills,
         )
+        return failure(seen, self._follower.lines())

@@ -3,7 +3,7 @@
 import pytest
 
 from runner.errors import EngineDead, EnvironmentFault, Hang, InvalidConfig, OutOfMemory, ServerExited, TrialFailure
-from runner.serving.judge import failure
+from runner.serving.judge import Observation, failure
 from runner.serving.signatures import FATAL, SIGNATURES, find
 
 EXAMPLES: dict[str, tuple[str, str]] = {
@@ -107,9 +107,9 @@ def test_the_kernel_kills_for_want_of_memory() -> None:
     worker = EXAMPLES["worker_killed"][0]
     for line, code in ((worker, None), ("nobody knows this", -9)):
         for killed, kind in ((True, OutOfMemory), (False, ServerExited)):
-            made = failure(ServerExited, "it ended", [line], phase="x", waited_s=1, exit_code=code, oom_killed=killed)
+            made = failure(Observation(ServerExited, "it ended", "x", 1.0, exit_code=code, oom_killed=killed), [line])
             assert type(made) is kind
-    made = failure(ServerExited, "it ended", ["a"], phase="x", waited_s=1, exit_code=1, oom_killed=True)
+    made = failure(Observation(ServerExited, "it ended", "x", 1.0, exit_code=1, oom_killed=True), ["a"])
     assert type(made) is ServerExited
 
 
@@ -130,7 +130,7 @@ def test_what_was_seen_and_what_the_log_proves(
     observed: type[TrialFailure], line: str, starting: bool, kind: type[TrialFailure]
 ) -> None:
     """A known cause overrules an exit; a silence stays one; a server that answered was not refused its settings."""
-    made = failure(observed, "it ended", [line], phase="x", waited_s=1.23, exit_code=1, starting=starting)
+    made = failure(Observation(observed, "it ended", "x", 1.23, exit_code=1, starting=starting), [line])
     assert type(made) is kind
     assert made.phase == "x"
     assert made.waited_s == 1.2
