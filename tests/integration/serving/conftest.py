@@ -1,14 +1,5 @@
-"""Every test has a node of its own: its locks and leases are not shared with other servers of this machine."""
+"""Every test here has a node of its own."""
 
-import tempfile
-from pathlib import Path
+from tests.fakes.node import node_of_its_own
 
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def node_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that locks and leases live in."""
-    folder = tmp_path_factory.mktemp("node")
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
+__all__ = ["node_of_its_own"]
