@@ -13,6 +13,7 @@ from runner.serving.command import LAUNCHER, interpreter
 from runner.serving.gpu import Gpu
 from runner.serving.gpu import gpus as visible_gpus
 from runner.serving.provenance import versions
+from runner.serving.redaction import is_secret
 from runner.simulator.describe import load_model, load_node
 from runner.simulator.facts import facts_of
 from runner.space import Machine, ModelFacts, Space, load_experiment, load_space, read_model_facts, this_machine
@@ -80,6 +81,7 @@ def make_plan(options: Options, say: Callable[[str], None] = lambda _: None) -> 
     experiment = with_overrides(
         experiment, model=options.model, trials=options.trials, defaults=serve_settings(options.serve)
     )
+    refuse_secrets(experiment)
     experiment, more = _compiler_default(experiment)
     model, facts = model_of(experiment)
     machine = _machine(experiment, there, say)
@@ -127,6 +129,21 @@ def model_of(experiment: Experiment) -> tuple[str, ModelFacts | None]:
             remedy="MODEL takes a folder with config.json and weights, or a hub name such as org/name",
         )
     return experiment.model, None
+
+
+def refuse_secrets(experiment: Experiment) -> None:
+    """Keeps tokens and keys out of an experiment: its settings go into records, MLflow and profiles, in the clear.
+
+    Raises:
+        UsageError: A flag or variable is named like a secret.
+    """
+    for settings in (experiment.defaults, experiment.pinned):
+        for name in (*settings.flags, *settings.env):
+            if is_secret(name):
+                raise UsageError(
+                    f"{name} names a secret, and what an experiment sets is written into records and profiles",
+                    remedy="HF_TOKEN of your shell reaches the server by itself; a server on loopback needs no key",
+                )
 
 
 def _choice_notes(options: Options, experiment: Experiment) -> tuple[str, ...]:
