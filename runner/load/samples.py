@@ -1,6 +1,6 @@
 """The raw samples of one cell: columns in memory, one Parquet file on disk; every figure can be computed from them.
 
-One row a request, its chunks as two list columns. Times are nanoseconds after ``origin`` (the first request sent).
+One row a request, its chunks as two list columns. Times are nanoseconds after the first request sent.
 What is not a sample (counters before and after, gauges, the client's own load) stands as JSON in the file's metadata.
 """
 
@@ -46,7 +46,8 @@ class Facts(Model):
     """What was known about a cell beside its samples.
 
     Attributes:
-        span_ns: Start and end of the steady span after ``origin``; None: the naive protocol.
+        origin_ns: Reading of the machine's monotonic clock that all times count from.
+        span_ns: Start and end of the steady span after ``origin_ns``; None: the naive protocol.
         windows: Windows that make up the span.
         warmup_s: From the first request to the span.
         before: The server's counters before the first request; ``after`` after the last stream's end.
@@ -62,6 +63,7 @@ class Facts(Model):
     protocol: Literal["steady", "requests"]
     seed: int
     processes: int
+    origin_ns: int = 0
     span_ns: tuple[int, int] | None = None
     windows: int = 0
     warmup_s: float | None = None
@@ -120,10 +122,10 @@ def _chunk_lists(samples: list[Samples], origin: int) -> tuple[pa.ListArray, pa.
 def relative(facts: Facts, origin_ns: int) -> Facts:
     """The facts with their span counted from ``origin_ns`` instead of the clock's own zero."""
     if facts.span_ns is None:
-        return facts
+        return facts.model_copy(update={"origin_ns": origin_ns})
     start, end = facts.span_ns
     span = (start - origin_ns, end - origin_ns)
-    return facts.model_copy(update={"span_ns": span, "warmup_s": span[0] / 1e9})
+    return facts.model_copy(update={"origin_ns": origin_ns, "span_ns": span, "warmup_s": span[0] / 1e9})
 
 
 def write(cell: Cell, path: Path) -> None:

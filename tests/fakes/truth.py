@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import requests
 
+from runner.load.samples import read
 from runner.load.server import Target
 from runner.schema.experiment import Protocol
 
@@ -36,6 +37,14 @@ class Truth:
     received_ns: Any
     last_ns: Any
     tokens_of: Any
+
+    def sent_tok_s(self, samples: Path) -> float:
+        """Tokens per second this server sent inside the steady span of the client's samples, by its own stamps."""
+        facts = read(samples).facts
+        assert facts.span_ns is not None
+        start, end = (facts.origin_ns + edge for edge in facts.span_ns)
+        inside = (self.chunk_ns >= start) & (self.chunk_ns < end)
+        return float(self.chunk_tokens[inside].sum() / ((end - start) / 1e9))
 
     def mean_in_flight(self) -> float:
         """Requests between arrival and last send, averaged over the whole run."""

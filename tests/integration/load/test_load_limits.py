@@ -1,10 +1,10 @@
 """Where the client itself is the limit, it says so; it never passes its own slowness off as the server's."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
@@ -12,16 +12,17 @@ from runner.load.measure import Bench, measure
 from runner.schema.experiment import Workload
 from tests.fakes.truth import QUICK, nothing, serving
 
+PATIENT = QUICK.model_copy(update={"drain_s": 90, "request_timeout_s": 120, "stall_s": 60})
 WORKLOAD = Workload(input_tokens=8, output_tokens=160)
 
 
 def test_far_beyond_its_means_the_client_is_right_or_says_that_it_was_the_limit(tmp_path: Path) -> None:
-    """128,000 chunks a second asked for, more than 40,000 sent: tok/s as the server sent them, or ``client_bound``."""
+    """128,000 chunks a second asked for, more than 40,000 sent: tok/s as the server sent them, or void."""
     with serving("--ttft-ms", "50", "--tpot-ms", "8") as served:
         found = measure(
             served.target,
             WORKLOAD,
-            QUICK.model_copy(update={"drain_s": 60, "request_timeout_s": 60}),
+            PATIENT,
             1024,
             5,
             on_phase=nothing,
@@ -31,13 +32,11 @@ def test_far_beyond_its_means_the_client_is_right_or_says_that_it_was_the_limit(
         truth = served.truth()
     assert found.tokens_client == truth.tokens
     if not found.valid:
-        assert (found.reason or "").startswith("client_bound")
+        # The server runs out of its core too, and then requests lie unread in front of it.
+        assert re.match("client_bound|C=1024 did not reach the server", found.reason or "")
         assert found.output_tok_s is None
-        assert found.limited_by == "client"
         return
-    early, late = np.percentile(truth.chunk_ns, (30, 70))
-    middle = (truth.chunk_ns >= early) & (truth.chunk_ns < late)
-    assert found.output_tok_s == pytest.approx(truth.chunk_tokens[middle].sum() / ((late - early) / 1e9), rel=0.05)
+    assert found.output_tok_s == pytest.approx(truth.sent_tok_s(tmp_path / "s.parquet"), rel=0.02)
 
 
 def test_a_starved_client_is_client_bound(tmp_path: Path) -> None:
@@ -46,10 +45,10 @@ def test_a_starved_client_is_client_bound(tmp_path: Path) -> None:
     with serving("--ttft-ms", "20", "--tpot-ms", "10") as served, Bench(served.target, WORKLOAD) as bench:
         (client,) = [one for one in psutil.Process().children() if "runner.load.worker" in one.cmdline()]
         client.cpu_affinity([0])
-        client.nice(19)
+        client.nice(5)
         burners = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(2)]
         try:
-            found = bench.measure(QUICK, 256, 5, on_phase=nothing, check=nothing, samples_path=tmp_path / "s.parquet")
+            found = bench.measure(PATIENT, 256, 5, on_phase=nothing, check=nothing, samples_path=tmp_path / "s.parquet")
         finally:
             for burner in burners:
                 burner.kill()

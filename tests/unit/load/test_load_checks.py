@@ -45,7 +45,7 @@ def test_nothing_wrong() -> None:
         ({"tokens_server": 994}, {}, "the server counted 994"),
         ({"in_flight_mean": 7.5}, {}, "was not held"),
         ({}, {"in_flight": (4, 4, 4)}, "did not reach the server"),
-        ({}, {"in_flight": (8, 0, 0, 0)}, "did not reach the server"),
+        ({}, {"in_flight": (8, 0, 0)}, "did not reach the server"),
         ({"prefix_hit_rate": 0.02}, {}, "prefix cache"),
         ({}, {"cache_reset": False}, "refused to reset"),
         ({"client_cpu": 0.95}, {"client_cpu": 0.95}, "client_bound"),
@@ -94,5 +94,5 @@ def test_what_cannot_be_checked_is_said() -> None:
 
 def test_a_full_front_end_is_named_and_stays_valid() -> None:
     """It is a real server's real speed; the reader must know that the engine was not the limit."""
-    found = judged({"server_cpu": 0.99}, {"server_cpu": 0.99})
+    found = judged({"server_cpu": 0.99}, {"server_cpu": 0.99, "in_flight": (4, 4, 4)})
     assert (found.valid, found.limited_by) == (True, "api_server")
