@@ -127,7 +127,8 @@ def _convert(source: Path, target: Path) -> None:
     root = str(Path(runner.__file__).parents[1])
     program = f"import sys; sys.path.append({root!r}); from runner.serving.gguf_to_hf import main; main()"
     done = subprocess.run(
-        [sys.executable, "-I", "-c", program, str(source), str(target)],
+        [sys.executable, "-c", program, str(source), str(target)],
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
         timeout=_CONVERT_S,

@@ -56,7 +56,13 @@ def versions(python: str, packages: tuple[str, ...] = _PACKAGES) -> dict[str, st
     """Versions of installed distributions as that interpreter sees them; empty when it does not run."""
     try:
         done = subprocess.run(
-            [python, "-I", "-c", _ASK, *packages], capture_output=True, text=True, timeout=30, check=False
+            [python, "-c", _ASK, *packages],
+            # As a server would find its packages, PYTHONPATH included, but nothing of this folder.
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runner.errors import UsageError
 from runner.schema.launch import LaunchConfig
-from runner.space.surroundings import protective_variables
+from runner.space.surroundings import PROTECTIVE, protective_variables
 
 _KNOWN = frozenset(
     {
@@ -80,6 +80,8 @@ _KNOWN = frozenset(
 """Where programs, libraries, caches, proxies and certificates are: what every server of this host needs alike."""
 
 _STRAY_PREFIXES = ("NCCL_", "VLLM_", "CUDA_", "TORCH_NCCL_", "NVSHMEM_", "FLASHINFER_")
+_LABELS = frozenset({"CUDA_VERSION", "NCCL_VERSION"})
+"""What container images say of themselves; neither CUDA nor NCCL reads them."""
 _LOCALE_PREFIX = "LC_"
 
 
@@ -116,15 +118,24 @@ def stray_variables(base: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(base.items())
-        if name.startswith(_STRAY_PREFIXES) and name not in _KNOWN and name not in protective
+        if name.startswith(_STRAY_PREFIXES) and name not in (_KNOWN | _LABELS | protective.keys())
     }
 
 
 def stray_files(base: Mapping[str, str]) -> dict[str, str]:
     """NCCL's configuration files that a server started with ``base`` would read: path -> text.
 
+    A file that says no more than this host's protective variables do is none.
+
     Source: NCCL 2.30 reads /etc/nccl.conf and then ``NCCL_CONF_FILE``, or ``~/.nccl.conf`` without it.
     """
     own = base.get("NCCL_CONF_FILE") or (f"{base['HOME']}/.nccl.conf" if base.get("HOME") else None)
     paths = [Path("/etc/nccl.conf"), *([Path(own)] if own else [])]
-    return {str(path): path.read_text(encoding="utf-8", errors="replace") for path in paths if path.is_file()}
+    found = {str(path): path.read_text(encoding="utf-8", errors="replace") for path in paths if path.is_file()}
+    return {path: text for path, text in found.items() if not _only_protects(text)}
+
+
+def _only_protects(text: str) -> bool:
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+    settings = [line.partition("=")[::2] for line in lines if line]
+    return all(PROTECTIVE.get(name.strip()) == value.strip() for name, value in settings)

@@ -86,7 +86,7 @@ def make_plan(options: Options, say: Callable[[str], None] = lambda _: None) -> 
     model, facts = model_of(experiment)
     machine = _machine(experiment, there, say)
     gpus = _gpus(experiment, len(there))
-    experiment = _off_multicast(_split_over_gpus(experiment, facts, gpus), machine)
+    experiment = off_multicast(_split_over_gpus(experiment, facts, gpus), machine)
     version = None if experiment.engine.kind == "simulated" else vllm_version()
     space = load_space(options.space, experiment, facts=facts, gpus=gpus, vllm_version=version, machine=machine)
     study = options.study or f"{experiment.name}-{space.name}"
@@ -199,9 +199,9 @@ def _split_over_gpus(experiment: Experiment, facts: ModelFacts | None, gpus: int
     return with_overrides(experiment, defaults=Settings(flags={TENSOR: width}))
 
 
-def _off_multicast(experiment: Experiment, machine: Machine) -> Experiment:
+def off_multicast(experiment: Experiment, machine: Machine) -> Experiment:
     """FlashInfer's all-reduce makes NVLink multicast of its own; a host that protects itself from it keeps it off."""
-    if not machine.protected or experiment.engine.kind == "simulated":
+    if not machine.protected or FLASHINFER_ALL_REDUCE in experiment.pinned.env:
         return experiment
     return with_overrides(experiment, defaults=Settings(env={FLASHINFER_ALL_REDUCE: "0"}), weak=True)
 

@@ -165,3 +165,22 @@ def test_strays_are_shown(tmp_path: Path) -> None:
     assert stray_files({"NCCL_CONF_FILE": str(own)})[str(own)] == "NCCL_PROTO=LL\n"
     (tmp_path / ".nccl.conf").write_text("NCCL_ALGO=Ring\n")
     assert str(tmp_path / ".nccl.conf") in stray_files({"HOME": str(tmp_path)})
+
+
+def test_labels_of_a_container_image_are_no_settings() -> None:
+    """NVIDIA's images say which CUDA and NCCL they carry; nothing reads that."""
+    assert stray_variables({"CUDA_VERSION": "13.0", "NCCL_VERSION": "2.28"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_stray"),
+    [("NCCL_NVLS_ENABLE=0\n", False), ("# host\nNCCL_NVLS_ENABLE = 0 # off\n", False), ("", False),
+     ("NCCL_NVLS_ENABLE=0\nNCCL_PROTO=LL\n", True), ("NCCL_NVLS_ENABLE=1\n", True)],
+)  # fmt: skip
+def test_a_file_that_only_protects_the_host_is_none_of_a_studys_settings(
+    tmp_path: Path, text: str, is_stray: bool
+) -> None:
+    """A host may protect itself by NCCL's file as well as by variables; anything else in there is stray."""
+    path = tmp_path / "nccl.conf"
+    path.write_text(text)
+    assert (str(path) in stray_files({"NCCL_CONF_FILE": str(path)})) is is_stray

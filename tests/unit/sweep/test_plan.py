@@ -1,12 +1,15 @@
 """Which experiment a space gets, and what the machine adds to it."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from runner.errors import UsageError
-from runner.schema.experiment import Engine
-from runner.sweep.plan import Options, default_experiment, make_plan, model_of
+from runner.schema.experiment import Engine, Settings
+from runner.space import Machine, this_machine
+from runner.space.surroundings import PROTECTIVE
+from runner.sweep.plan import FLASHINFER_ALL_REDUCE, Options, default_experiment, make_plan, model_of, off_multicast
 from tests.studies import experiment
 
 
@@ -68,3 +71,15 @@ def test_an_engine_on_a_cpu_has_no_gpus() -> None:
     """GPUs of the machine do not count for a CPU experiment."""
     assert make_plan(Options(space="cpu.yaml")).gpus == 0
     assert Engine(device="cpu").gpus is None
+
+
+def test_a_protected_host_keeps_flashinfers_multicast_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the host turns multicast off, FlashInfer's own all-reduce is off by default, pinned or not."""
+    for name, value in PROTECTIVE.items():
+        monkeypatch.setenv(name, value)
+    machine = this_machine(os.environ)
+    plain = off_multicast(experiment(), machine)
+    assert plain.defaults.env == {FLASHINFER_ALL_REDUCE: "0"}
+    pinned = experiment().model_copy(update={"pinned": Settings(env={FLASHINFER_ALL_REDUCE: "0"})})
+    assert off_multicast(pinned, machine) == pinned
+    assert off_multicast(experiment(), Machine()) == experiment()
