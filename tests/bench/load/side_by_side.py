@@ -234,6 +234,7 @@ def table(rows: list[Row], machine: str) -> str:
         "Errors are against the server's own clock. `C held gives`: C x tokens / mean time of a request at the server,",
         "what a closed loop without a gap between two requests comes to.",
         "CPU: user + system seconds of the client's process tree per million tokens, start-up taken off.",
+        "Errors include whatever else the machine was doing during the run.",
         "",
         "| C | client | tok/s | C held gives | error % | TPOT error % | TTFT error % | mean / peak in flight "
         "| CPU s/Mtok |",

@@ -45,7 +45,7 @@ def test_a_starved_client_is_client_bound(tmp_path: Path) -> None:
     with serving("--ttft-ms", "20", "--tpot-ms", "10") as served, Bench(served.target, WORKLOAD) as bench:
         (client,) = [one for one in psutil.Process().children() if "runner.load.worker" in one.cmdline()]
         client.cpu_affinity([0])
-        client.nice(5)
+        client.nice(10)
         burners = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(2)]
         try:
             found = bench.measure(PATIENT, 256, 5, on_phase=nothing, check=nothing, samples_path=tmp_path / "s.parquet")
