@@ -1,6 +1,7 @@
 """How close the simulated nodes come to what was measured: a table of asked, got and error.
 
-``python -m runner.simulator calibrate`` prints it, ``tests/unit/simulator/test_simulator_calibration.py`` holds it to tolerances.
+``python -m runner.simulator calibrate`` prints it; ``tests/unit/simulator/test_simulator_calibration.py`` holds it to
+tolerances.
 
 Sources: the story's figures (a 744B mixture of experts on eight PCIe GPUs) and runs of vLLM 0.24.0 on two H200 with an
 8B dense model (128 tokens in and out, one server start a row; two starts of one row differ by 12 % at C=256).

@@ -20,7 +20,7 @@ First principles, each with few parameters that stand in the node's and the mode
 What it does not know: cache effects, clock changes, unbalanced experts, sequence-length effects of attention kernels.
 
 Sources: the LL/LL128/Simple description in NCCL's documentation and tuning model (latency + bytes / bandwidth);
-per-node calibration in ``experiments/nodes``; ``tests/unit/simulator/test_simulator_calibration.py`` holds the measured figures.
+per-node calibration in ``experiments/nodes``; ``runner/simulator/calibration.py`` holds the measured figures.
 """
 
 from dataclasses import dataclass
