@@ -139,6 +139,8 @@ class Cluster:
 
     def __enter__(self) -> Self:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # What an actor raised after nobody waited for it any more (Ctrl-C) is no news.
+        os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
         # Ray warns about a coming change of a behaviour that nothing here relies on.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}

@@ -1,5 +1,7 @@
 """When a cell is void, and what was the limit. Pure rules over figures; each with the number it draws the line at."""
 
+from statistics import fmean
+
 from runner.load.samples import Facts
 from runner.schema.trial import Measurement
 
@@ -32,6 +34,13 @@ LEAST_LAG_MS = 5.0
 
 API_SERVER_CPU = 0.95
 """Cores of one front-end process from which it, not the engine, is the limit."""
+
+BUSY_API_SERVER_CPU = 0.7
+ENGINE_IN_FLIGHT = 0.9
+"""A front end this busy is the limit too when the engine holds fewer than this share of C: the rest waits in front of
+it. Source: an 8B model on two H200s at C=256 keeps the one API server at 0.86 cores and the engine at 0.77 of C; with
+slower all-reduces, where the engine is the limit, 0.53 cores and 0.98.
+"""
 
 _WITHDRAWN: dict[str, tuple[()] | None] = {
     "output_tok_s": None,
@@ -74,7 +83,9 @@ def limited_by(found: Measurement, facts: Facts) -> str | None:
     bearable_ms = max(LEAST_LAG_MS, CLIENT_LAG * (request_ms or 0))
     if (facts.client_cpu or 0) >= CLIENT_CPU or (facts.lag_mean_ms or 0) > bearable_ms:
         return "client"
-    return "api_server" if (facts.server_cpu or 0) >= API_SERVER_CPU else None
+    cores = facts.server_cpu or 0.0
+    starved = len(facts.in_flight) >= LEAST_POLLS and fmean(facts.in_flight) < ENGINE_IN_FLIGHT * facts.concurrency
+    return "api_server" if cores >= (BUSY_API_SERVER_CPU if starved else API_SERVER_CPU) else None
 
 
 def void_reason(found: Measurement, facts: Facts, limit: str | None, in_flight_peak: int) -> str | None:
@@ -105,7 +116,7 @@ def _concurrency(found: Measurement, facts: Facts, limit: str | None, in_flight_
     steady = found.protocol == "steady"
     if steady and found.in_flight_mean is not None and found.in_flight_mean < CLIENT_IN_FLIGHT * c:
         return f"C={c} was not held: {found.in_flight_mean:.1f} requests in flight at the client"
-    if len(facts.in_flight) < LEAST_POLLS or limit == "api_server":
+    if len(facts.in_flight) < LEAST_POLLS or (facts.server_cpu or 0.0) >= API_SERVER_CPU:
         return None  # a full front end holds requests that it has not counted yet
     peak, mean = max(facts.in_flight), sum(facts.in_flight) / len(facts.in_flight)
     if peak >= SERVER_IN_FLIGHT_PEAK * c and (mean >= SERVER_IN_FLIGHT_MEAN * c or not steady):

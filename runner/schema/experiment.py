@@ -276,3 +276,13 @@ class Experiment(Model):
             if concurrency not in self.ladder:
                 raise ValueError(f"concurrency {concurrency} of the goal or a guard-rail is not in the ladder")
         return self
+
+    @model_validator(mode="after")
+    def _every_level_can_be_measured(self) -> Self:
+        for concurrency in self.ladder:
+            protocol = self.protocol.at(concurrency)
+            if protocol.requests is not None and protocol.requests < concurrency:
+                raise ValueError(f"{protocol.requests} requests cannot keep the {concurrency} streams of a level busy")
+            if protocol.requests is None and protocol.window_s < 1:
+                raise ValueError(f"a window of {protocol.window_s:g} s holds no whole second, and only those count")
+        return self

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import UsageError
-from runner.schema.experiment import Experiment, Settings
+from runner.schema.experiment import Experiment, Length, Settings
 from runner.serving.bundled import PREFIX, bundled_model_folder, cache_folder
 from runner.serving.command import LAUNCHER, interpreter
 from runner.serving.gpu import Gpu
@@ -84,6 +84,7 @@ def make_plan(options: Options, say: Callable[[str], None] = lambda _: None) -> 
     refuse_secrets(experiment)
     experiment, more = _compiler_default(experiment)
     model, facts = model_of(experiment)
+    experiment = _fitted(experiment, facts)
     machine = _machine(experiment, there, say)
     gpus = _gpus(experiment, len(there))
     experiment = off_multicast(_split_over_gpus(experiment, facts, gpus), machine)
@@ -164,6 +165,35 @@ def _compiler_default(experiment: Experiment) -> tuple[Experiment, tuple[str, ..
         return experiment, ()
     eager = with_overrides(experiment, defaults=Settings(flags={"enforce-eager": True}))
     return eager, ("no C++ compiler is here, torch.compile needs one: the default is eager",)
+
+
+def _fitted(experiment: Experiment, facts: ModelFacts | None) -> Experiment:
+    """The experiment with the model's vocabulary where token ids are drawn.
+
+    Raises:
+        UsageError: A request is longer than the server will take, or nobody knows the vocabulary.
+    """
+    workload = experiment.workload
+    longest = max(_longest(workload.input_tokens), workload.shared_prefix_tokens) + _longest(workload.output_tokens)
+    limit = {**experiment.defaults.flags, **experiment.pinned.flags}.get("max-model-len")
+    if isinstance(limit, int) and 0 < limit < longest:
+        raise UsageError(
+            f"a request of this workload takes up to {longest} tokens and max-model-len is {limit}",
+            remedy="raise max-model-len, or shorten input_tokens and output_tokens",
+        )
+    if workload.prompts != "random_tokens" or workload.vocabulary is not None:
+        return experiment
+    if facts is None:
+        raise UsageError(
+            "random_tokens draws ids below the model's vocabulary, which nobody knows here",
+            remedy="set workload.vocabulary, or give MODEL as a folder with its config.json",
+        )
+    known = workload.model_copy(update={"vocabulary": facts.vocabulary})
+    return experiment.model_copy(update={"workload": known})
+
+
+def _longest(length: Length) -> int:
+    return length if isinstance(length, int) else length.high
 
 
 def _gpus(experiment: Experiment, visible: int) -> int:

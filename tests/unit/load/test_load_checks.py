@@ -96,3 +96,20 @@ def test_a_full_front_end_is_named_and_stays_valid() -> None:
     """It is a real server's real speed; the reader must know that the engine was not the limit."""
     found = judged({"server_cpu": 0.99}, {"server_cpu": 0.99, "in_flight": (4, 4, 4)})
     assert (found.valid, found.limited_by) == (True, "api_server")
+
+
+@pytest.mark.parametrize(
+    ("cores", "in_flight", "limit"),
+    [
+        (0.86, (8, 6, 6), "api_server"),
+        (0.86, (8, 8, 8), None),
+        (0.53, (8, 6, 6), None),
+        (0.96, (8, 8, 8), "api_server"),
+    ],
+)
+def test_a_busy_front_end_that_starves_its_engine_is_named(
+    cores: float, in_flight: tuple[int, ...], limit: str | None
+) -> None:
+    """Short of a full core, it takes both: a busy front end, and requests that wait in front of the engine."""
+    found = judged({"server_cpu": cores}, {"server_cpu": cores, "in_flight": in_flight})
+    assert (found.valid, found.limited_by) == (True, limit)

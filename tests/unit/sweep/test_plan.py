@@ -12,6 +12,13 @@ from runner.space.surroundings import PROTECTIVE
 from runner.sweep.plan import FLASHINFER_ALL_REDUCE, Options, default_experiment, make_plan, model_of, off_multicast
 from tests.studies import experiment
 
+SIMULATED = """
+engine: {kind: simulated, node: 2x-h200-p2p-off}
+model: experiments/models/qwen3-8b-shape
+workload: {prompts: random_tokens}
+ladder: [1]
+"""
+
 
 @pytest.mark.parametrize(
     ("space", "gpus", "expected"),
@@ -83,3 +90,16 @@ def test_a_protected_host_keeps_flashinfers_multicast_off(monkeypatch: pytest.Mo
     pinned = experiment().model_copy(update={"pinned": Settings(env={FLASHINFER_ALL_REDUCE: "0"})})
     assert off_multicast(pinned, machine) == pinned
     assert off_multicast(experiment(), Machine()) == experiment()
+
+
+def test_token_ids_are_drawn_below_the_models_own_vocabulary(tmp_path: Path) -> None:
+    """`random_tokens` without a vocabulary takes it from config.json."""
+    (tmp_path / "simulated.yaml").write_text(SIMULATED)
+    plan = make_plan(Options(space="cudagraph.yaml", experiment=str(tmp_path / "simulated.yaml")))
+    assert plan.experiment.workload.vocabulary == 32000
+
+
+def test_requests_longer_than_the_server_takes_are_refused() -> None:
+    """Found before anything starts, with both numbers."""
+    with pytest.raises(UsageError, match=r"up to 192 tokens and max-model-len is 100"):
+        make_plan(Options(space="cpu.yaml", serve="--max-model-len 100"))
