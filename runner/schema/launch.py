@@ -48,7 +48,7 @@ class TrialOrder(Model):
         seed: Seed from which every cell's prompts derive.
         evidence: Start with NCCL's debug log on and collect it; such a start is never timed.
         allow_env: Stray variables of the node's shell that may reach the server (``allow_env`` of the experiment).
-        python: Interpreter that has vLLM; None takes ``TOK100_PYTHON`` of the node, else the one that runs this package.
+        python: Interpreter that has vLLM; None takes ``TOK100_PYTHON`` of the node, else the one that runs this.
     """
 
     study: str
