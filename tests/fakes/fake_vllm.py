@@ -174,7 +174,9 @@ def double_fork() -> None:
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(3600)"], {"FAKE_ORPHAN": "1"})
+            os.execve(
+                sys.executable, [sys.executable, "-c", "import time; time.sleep(3600)"], {"FAKE_ORPHAN": ARGUMENT}
+            )
         os._exit(0)
     os.wait()
 

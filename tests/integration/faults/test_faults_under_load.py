@@ -61,7 +61,7 @@ def test_a_leader_that_leaves_its_grandchildren(tmp_path: Path) -> None:
 
 def test_a_child_that_left_session_and_marker(tmp_path: Path) -> None:
     """A double-forked descendant without the marker is found by descent."""
-    trial = order(tmp_path, "double_fork")
+    trial = order(tmp_path, f"double_fork:{tmp_path}")
     server = ready(trial, tmp_path)
 
     def orphans() -> list[str]:
@@ -69,7 +69,9 @@ def test_a_child_that_left_session_and_marker(tmp_path: Path) -> None:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and (entry / "environ").exists():
                 try:
-                    found += [entry.name] if b"FAKE_ORPHAN" in (entry / "environ").read_bytes() else []
+                    found += (
+                        [entry.name] if f"FAKE_ORPHAN={tmp_path}".encode() in (entry / "environ").read_bytes() else []
+                    )
                 except OSError:
                     continue
         return found

@@ -27,6 +27,11 @@ defaults:
   flags: {tensor-parallel-size: 2, max-model-len: 4096}
 """
 
+NAME = f"small-{os.getpid()}"
+"""Of the experiment: other tests run at the same time, and processes are told apart by the study they belong to."""
+
+STUDY = f"{NAME}-space"
+
 SPACE = """
 knobs:
   max_seqs: {flag: max-num-seqs, choices: [1, 2, 64]}
@@ -86,6 +91,6 @@ class Sweep:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the small study's two files."""
-    (tmp_path / "small.yaml").write_text(EXPERIMENT)
+    (tmp_path / "small.yaml").write_text(EXPERIMENT.replace("name: small", f"name: {NAME}"))
     (tmp_path / "space.yaml").write_text(SPACE)
     return tmp_path

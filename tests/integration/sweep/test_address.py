@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.sweep.conftest import Sweep
+from tests.integration.sweep.conftest import STUDY, Sweep
 
 
 def free_port() -> int:
@@ -54,7 +54,7 @@ def test_a_running_cluster_is_used_and_left_running(head: tuple[str, dict[str, s
     for trials in ("1", "2"):
         sweep = Sweep(folder, "--address", address, "--trials", trials, env=env)
         assert sweep.end() == 0, sweep.text
-    lines = (folder / "results" / "small-space" / "trials.jsonl").read_text().splitlines()
+    lines = (folder / "results" / STUDY / "trials.jsonl").read_text().splitlines()
     assert [json.loads(line)["outcome"] for line in lines] == ["complete"] * 2
 
 

@@ -15,9 +15,7 @@ import yaml
 
 from runner.serving.processes import marked
 from runner.sweep.__main__ import main
-from tests.integration.sweep.conftest import EXPERIMENT, ROOT, SPACE, Sweep
-
-STUDY = "small-space"
+from tests.integration.sweep.conftest import EXPERIMENT, ROOT, SPACE, STUDY, Sweep
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
