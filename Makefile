@@ -20,6 +20,11 @@ sweep_options = --space '$(SPACE)' $(if $(EXPERIMENT),--experiment '$(EXPERIMENT
 	$(if $(STUDY),--study '$(STUDY)') $(if $(MODEL),--model '$(MODEL)') $(if $(SERVE),--serve='$(SERVE)') \
 	$(if $(ADDRESS),--address '$(ADDRESS)') $(if $(DRY),--dry-run) $(if $(EVIDENCE),--evidence) $(if $(FORK),--fork '$(FORK)')
 
+# Tests at a time: most of them wait for servers. Those that compare times come after the others, one at a time.
+WORKERS ?= 5
+everyday = not gpu and not bench and not soak
+NONE_FOUND = 5# pytest's exit code where TESTS has none of a kind
+
 .DEFAULT_GOAL := help
 .PHONY: help sweep best ui serve doctor test check fmt lock schema golden soak bench-load
 
@@ -45,7 +50,8 @@ doctor: ## what this machine has, and what is in the way
 	@python=$(cpu) && exec "$$python" -m runner.doctor
 
 test: ## the tests, real vLLM on the CPU among them
-	@python=$(cpu) && exec "$$python" -m pytest -q $(TESTS)
+	@python=$(cpu) && run() { "$$python" -m pytest -q "$$@" $(TESTS) || [ $$? -eq $(NONE_FOUND) ]; } && \
+	run -n $(WORKERS) --dist loadgroup -m '$(everyday) and not alone' && run -m '$(everyday) and alone'
 
 check: ## format, lint, types, layers, spec files, docs
 	@python=$(cpu) && bin=$$(dirname "$$python") && \

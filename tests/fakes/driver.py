@@ -11,13 +11,12 @@ from pathlib import Path
 
 from runner.cluster.cluster import Cluster, NodeHandle
 from runner.errors import TrialFailure
-from tests.fakes.trials import QUICK, order
+from tests.fakes.trials import PATIENT, order
 
 
 def main() -> None:
     folder, fault = Path(sys.argv[1]), sys.argv[2]
-    patient = QUICK.model_copy(update={"silence_s": 60.0, "first_token_s": 60.0})
-    trial = order(folder, fault, deadlines=patient)
+    trial = order(folder, fault, deadlines=PATIENT)
     print(trial.marker, flush=True)
     with Cluster(None, gpus=0, check_cancelled=lambda: None) as cluster:
         handle = cluster.node(0)

@@ -8,13 +8,12 @@ import time
 from pathlib import Path
 
 from runner.serving.server import Server
-from tests.fakes.trials import QUICK, order
+from tests.fakes.trials import PATIENT, order
 
 
 def main() -> None:
     folder, fault = Path(sys.argv[1]), sys.argv[2]
-    patient = QUICK.model_copy(update={"silence_s": 60.0, "first_token_s": 60.0})
-    trial = order(folder, fault, deadlines=patient)
+    trial = order(folder, fault, deadlines=PATIENT)
     print(trial.marker, flush=True)
     Server(trial, folder / "trial", (), lambda name, detail: print(name, flush=True)).start()
     print("ready", flush=True)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from runner.schema.experiment import Deadlines, Engine, Protocol, Workload
 from runner.schema.launch import LaunchConfig, TrialOrder
-from tests.fakes.trials import QUICK, SHORT
+from tests.fakes.trials import PATIENT, SHORT
 
 
 def simulated_order(
-    folder: Path, fault: str = "", *, number: int = 0, deadlines: Deadlines = QUICK, protocol: Protocol = SHORT
+    folder: Path, fault: str = "", *, number: int = 0, deadlines: Deadlines = PATIENT, protocol: Protocol = SHORT
 ) -> TrialOrder:
     """A trial on a described node of two GPUs."""
     return TrialOrder(

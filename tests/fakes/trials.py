@@ -13,16 +13,22 @@ from runner.serving.processes import marked
 FAKE = Path(__file__).with_name("fake_vllm.py")
 
 QUICK = Deadlines(
-    process_s=10,
-    weights_s=10,
-    compile_s=10,
-    capture_s=10,
-    first_token_s=3,
-    silence_s=1.0,
+    process_s=30,
+    weights_s=30,
+    compile_s=30,
+    capture_s=30,
+    first_token_s=4,
+    silence_s=4.0,
     stop_s=2.0,
     memory_s=2.0,
 )
-"""Short enough for a test, long enough for a slow machine to start Python."""
+"""Where silence is the fault: short enough for a test, long enough for a slow machine to start Python."""
+
+PATIENT = QUICK.model_copy(update={"first_token_s": 60.0, "silence_s": 60.0})
+"""Where silence is not the fault: a busy machine does not count as a hang."""
+
+SILENT = ("hang", "repeats")
+"""Faults that are noticed by silence."""
 
 SHORT = Protocol(
     warmup_min_s=0.2,
@@ -49,12 +55,12 @@ def order(
     fault: str = "",
     *,
     number: int = 0,
-    deadlines: Deadlines = QUICK,
+    deadlines: Deadlines | None = None,
     protocol: Protocol = SHORT,
     gpus: int = 0,
     env: dict[str, str] | None = None,
 ) -> TrialOrder:
-    """A trial on the fake server, with one fault."""
+    """A trial on the fake server, with one fault; deadlines are as short as the fault needs."""
     return TrialOrder(
         study="faults",
         number=number,
@@ -64,7 +70,7 @@ def order(
         config=LaunchConfig(model="fake/model", env={"FAKE_FAULT": fault, **(env or {})}, gpus=gpus),
         workload=Workload(prompts="random_tokens", vocabulary=1000, input_tokens=8, output_tokens=16),
         protocol=protocol,
-        deadlines=deadlines,
+        deadlines=deadlines or (QUICK if fault.startswith(SILENT) else PATIENT),
         ladder=(1, 2),
         seed=1,
         python=interpreter(folder),

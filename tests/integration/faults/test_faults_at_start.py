@@ -23,7 +23,7 @@ from runner.errors import (
 from runner.schema.launch import TrialOrder
 from runner.serving import starting, supervised
 from runner.serving.server import Server
-from tests.fakes.trials import QUICK, left_of, order, until
+from tests.fakes.trials import PATIENT, QUICK, left_of, order, until
 
 
 def fails(trial: TrialOrder, folder: Path) -> TrialFailure:
@@ -77,14 +77,14 @@ def test_saying_the_same_again_is_no_progress(tmp_path: Path) -> None:
 
 def test_a_phase_that_outlives_its_deadline_while_the_log_moves(tmp_path: Path) -> None:
     """Progress that is too slow is a start timeout, not a hang."""
-    failure = fails(order(tmp_path, "dawdles", deadlines=QUICK.model_copy(update={"weights_s": 1.5})), tmp_path)
+    failure = fails(order(tmp_path, "dawdles", deadlines=PATIENT.model_copy(update={"weights_s": 1.5})), tmp_path)
     assert isinstance(failure, StartTimeout)
     assert failure.phase == "weights"
 
 
 def test_workers_that_wait_for_each_other(tmp_path: Path) -> None:
     """The same broadcast warning twice ends a start long before the silence limit."""
-    trial = order(tmp_path, "stuck_workers", deadlines=QUICK.model_copy(update={"silence_s": 60.0}))
+    trial = order(tmp_path, "stuck_workers")
     failure = fails(trial, tmp_path)
     assert isinstance(failure, Hang)
     assert failure.phase == "capture"
@@ -127,7 +127,7 @@ def test_an_exit_is_judged_by_the_line_that_tells(
 def test_an_engine_that_failed_behind_a_living_api_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial ends although the API server's process lives on."""
     monkeypatch.setattr(starting, "_LAST_WORDS_S", 0.5)
-    trial = order(tmp_path, "zombie_api", deadlines=QUICK.model_copy(update={"silence_s": 60.0}))
+    trial = order(tmp_path, "zombie_api")
     assert isinstance(fails(trial, tmp_path), EngineDead)
 
 
@@ -219,7 +219,7 @@ def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_flood_of_log_is_capped(tmp_path: Path) -> None:
     """A server that writes tens of megabytes still starts, and its log stays small with head and tail."""
-    trial = order(tmp_path, "flood:40", deadlines=QUICK.model_copy(update={"silence_s": 30.0}))
+    trial = order(tmp_path, "flood:40")
     server = Server(trial, tmp_path / "trial", (), lambda name, detail: None)
     server.start()
     log = server.stop().files["server.log"]
@@ -231,7 +231,7 @@ def test_a_flood_of_log_is_capped(tmp_path: Path) -> None:
 
 def test_stopping_a_start_under_way(tmp_path: Path) -> None:
     """A stop from another thread ends the start as cancelled, and nothing stays."""
-    trial = order(tmp_path, "hang:weights", deadlines=QUICK.model_copy(update={"silence_s": 60.0}))
+    trial = order(tmp_path, "hang:weights", deadlines=PATIENT)
     seen: list[str] = []
     server = Server(trial, tmp_path / "trial", (), lambda name, detail: seen.append(name))
     caught: list[BaseException] = []
@@ -254,9 +254,7 @@ def test_stopping_a_start_under_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize("phase", ["process", "weights", "compile", "capture", "first token"])
 def test_a_supervisor_killed_at_any_phase(tmp_path: Path, phase: str) -> None:
     """The node notices, ends the server itself, and the trial fails as a server that is gone."""
-    trial = order(
-        tmp_path, f"hang:{phase}", deadlines=QUICK.model_copy(update={"silence_s": 60.0, "first_token_s": 60})
-    )
+    trial = order(tmp_path, f"hang:{phase}", deadlines=PATIENT)
     server = Server(trial, tmp_path / "trial", (), lambda name, detail: None)
 
     def on_phase(name: str, detail: str) -> None:

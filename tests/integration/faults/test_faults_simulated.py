@@ -8,13 +8,14 @@ from runner.errors import FailureKind, TrialFailure
 from runner.node import Node
 from runner.serving import starting
 from tests.fakes.simulated import simulated_order
-from tests.fakes.trials import QUICK, left_of
+from tests.fakes.trials import PATIENT, QUICK, left_of
 
 
 def run(folder: Path, fault: str, number: int = 0) -> TrialFailure | None:
     """One trial of one level; its failure, if it failed. Nothing of it may be left."""
     node = Node(folder / "node")
-    trial = simulated_order(folder, fault, number=number, deadlines=QUICK.model_copy(update={"silence_s": 3.0}))
+    deadlines = QUICK if fault.startswith("hang_at") else PATIENT
+    trial = simulated_order(folder, fault, number=number, deadlines=deadlines)
     failed: TrialFailure | None = None
     try:
         node.start(trial)

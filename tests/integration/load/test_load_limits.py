@@ -12,6 +12,8 @@ from runner.load.measure import Bench, measure
 from runner.schema.experiment import Workload
 from tests.fakes.truth import QUICK, nothing, serving
 
+pytestmark = pytest.mark.alone
+
 PATIENT = QUICK.model_copy(update={"drain_s": 90, "request_timeout_s": 120, "stall_s": 60})
 WORKLOAD = Workload(input_tokens=8, output_tokens=160)
 

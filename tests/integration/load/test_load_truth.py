@@ -12,6 +12,8 @@ from runner.schema.experiment import Protocol, Workload
 from runner.schema.trial import Measurement
 from tests.fakes.truth import QUICK, Served, Truth, nothing, serving
 
+pytestmark = pytest.mark.alone
+
 ATTEMPTS = 3
 
 LARGER_OF = (0.01, 0.2)

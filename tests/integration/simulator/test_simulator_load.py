@@ -10,6 +10,8 @@ from runner.simulator.describe import load_model, load_node
 from runner.simulator.expected import Load, expected
 from tests.fakes.simulated import simulated_order
 
+pytestmark = pytest.mark.alone
+
 PROTOCOL = Protocol(warmup_min_s=1, warmup_max_s=2, window_s=4, windows=1, max_windows=1)
 
 

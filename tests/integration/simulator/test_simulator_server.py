@@ -15,8 +15,12 @@ import psutil
 import pytest
 import requests
 
+pytestmark = pytest.mark.xdist_group("simulator_server")
+
 ROOT = Path(__file__).parents[3]
 EXACT: dict[str, Any] = {"max_tokens": 8, "min_tokens": 8, "ignore_eos": True, "temperature": 0.0}
+LONG: dict[str, Any] = EXACT | {"max_tokens": 300, "min_tokens": 300}
+"""Some two seconds: an engine that counts its tokens a moment late is not yet through."""
 USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
@@ -306,7 +310,7 @@ def test_the_port_answers_only_when_ready(start: Any) -> None:
 def test_a_dead_engine(start: Any) -> None:
     """Open streams end with an error object, health says 503, the API server lives."""
     server = start("-tp", "2", SIMULATED_FAULT="engine_dead_after:5").ready()
-    last = events(server.post(**EXACT, **USAGE))[-2]
+    last = events(server.post(**LONG, **USAGE))[-2]
     assert last["error"]["code"] == 500
     assert server.get("/health").status_code == 503
     assert server.post(**EXACT).status_code == 500
@@ -317,7 +321,7 @@ def test_a_stuck_engine(start: Any) -> None:
     """Nothing comes any more and health says 200."""
     server = start("-tp", "2", SIMULATED_FAULT="engine_stuck_after:3").ready()
     with pytest.raises(requests.Timeout):
-        requests.post(server.url + "/v1/completions", json={"model": "m", "prompt": [1], **EXACT}, timeout=1)
+        requests.post(server.url + "/v1/completions", json={"model": "m", "prompt": [1], **LONG}, timeout=4)
     assert server.get("/health").status_code == 200
 
 

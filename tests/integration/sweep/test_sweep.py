@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -66,9 +67,11 @@ def test_a_sweep_measures_records_tracks_and_exports(folder: Path) -> None:
     assert all(m["valid"] for record in found for m in record["measurements"]), sweep.text
     assert {m["concurrency"] for m in found[0]["measurements"]} == {1, 4}
     assert "SIMULATED" in sweep.text
-    with_figures = [line for line in sweep.lines if " ok (" in line or "best " in line or " baseline" in line]
-    assert len(with_figures) > 8
-    assert all("simulated" in line or "none yet" in line or "every knob" in line for line in with_figures), sweep.text
+    with_figures = [
+        line for line in sweep.lines if " ok (" in line or "; best " in line or re.match(r" *│.*│ +\d", line)
+    ]
+    assert len(with_figures) == 8 + 4 + 4, sweep.text
+    assert all("simulated" in line for line in with_figures), sweep.text
 
     results = folder / "results"
     states = sql(results / "study.db", "select state from trials")
