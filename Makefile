@@ -51,7 +51,7 @@ doctor: ## what this machine has, and what is in the way
 
 test: ## the tests, real vLLM on the CPU among them
 	@python=$(cpu) && run() { "$$python" -m pytest -q "$$@" $(TESTS) || [ $$? -eq $(NONE_FOUND) ]; } && \
-	run -n $(WORKERS) --dist loadgroup -m '$(everyday) and not alone' && run -m '$(everyday) and alone'
+	run -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m '$(everyday) and not alone' && run -m '$(everyday) and alone'
 
 check: ## format, lint, types, layers, spec files, docs
 	@python=$(cpu) && bin=$$(dirname "$$python") && \

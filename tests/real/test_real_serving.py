@@ -20,7 +20,7 @@ from runner.serving.server import Server
 from tests.fakes.real import real_order
 from tests.fakes.trials import left_of, until
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600), pytest.mark.xdist_group("real")]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

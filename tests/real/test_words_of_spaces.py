@@ -17,7 +17,7 @@ from tests.unit.space.test_shipped import SPACES, edges, shipped
 
 LAUNCHER = Path(__file__).parents[2] / "runner" / "serving" / "vllm_cli.py"
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("real")]
+pytestmark = pytest.mark.real
 
 _PARSE = """
 import json, sys

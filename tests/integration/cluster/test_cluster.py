@@ -13,8 +13,6 @@ from runner.errors import Cancelled, EnvironmentFault, FailureKind, TrialFailure
 from runner.serving.processes import marked
 from tests.fakes.trials import order
 
-pytestmark = pytest.mark.xdist_group("cluster")
-
 
 class Asked:
     """Somebody who may ask to stop."""

@@ -19,8 +19,6 @@ from runner.schema.experiment import Protocol, Workload
 from runner.schema.trial import Measurement
 from tests.fakes.truth import QUICK, nothing, raising, serving
 
-pytestmark = pytest.mark.xdist_group("load_faults")
-
 WORKLOAD = Workload(input_tokens=16, output_tokens=24)
 SHORT = QUICK.model_copy(update={"windows": 1, "max_windows": 1, "warmup_min_s": 0.1, "warmup_max_s": 1.0})
 

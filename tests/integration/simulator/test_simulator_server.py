@@ -15,8 +15,6 @@ import psutil
 import pytest
 import requests
 
-pytestmark = pytest.mark.xdist_group("simulator_server")
-
 ROOT = Path(__file__).parents[3]
 EXACT: dict[str, Any] = {"max_tokens": 8, "min_tokens": 8, "ignore_eos": True, "temperature": 0.0}
 LONG: dict[str, Any] = EXACT | {"max_tokens": 300, "min_tokens": 300}

@@ -1,15 +1,20 @@
 """A small simulated study, and a sweep as a process that can be watched, interrupted and killed."""
 
+import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from runner.serving.processes import marked
 
 ROOT = Path(__file__).parents[3]
 
@@ -86,6 +91,26 @@ class Sweep:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self.lines.append(line.rstrip("\n"))
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """The study's records."""
+    text = (folder / "results" / STUDY / "trials.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def sql(path: Path, query: str) -> list[Any]:
+    """First column of a query."""
+    with sqlite3.connect(path) as store:
+        return [row[0] for row in store.execute(query)]
+
+
+def wait_until_gone(prefix: str, within_s: float = 15.0) -> None:
+    """Every process of the study ends by itself within the time."""
+    deadline = time.monotonic() + within_s
+    while left := marked(prefix):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 @pytest.fixture

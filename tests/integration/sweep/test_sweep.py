@@ -3,40 +3,15 @@
 import json
 import os
 import re
-import signal
-import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from runner.serving.processes import marked
 from runner.sweep.__main__ import main
-from tests.integration.sweep.conftest import EXPERIMENT, ROOT, SPACE, STUDY, Sweep
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    """The study's records."""
-    text = (folder / "results" / STUDY / "trials.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def sql(path: Path, query: str) -> list[Any]:
-    """First column of a query."""
-    with sqlite3.connect(path) as store:
-        return [row[0] for row in store.execute(query)]
-
-
-def wait_until_gone(prefix: str, within_s: float = 15.0) -> None:
-    """Every process of the study ends by itself within the time."""
-    deadline = time.monotonic() + within_s
-    while left := marked(prefix):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+from tests.integration.sweep.conftest import EXPERIMENT, ROOT, SPACE, STUDY, Sweep, records, sql, wait_until_gone
 
 
 def swept(
@@ -95,50 +70,6 @@ def test_a_sweep_measures_records_tracks_and_exports(folder: Path) -> None:
     assert again.end() == 0
     assert records(folder) == found, "a finished study prints its table and runs nothing"
     assert "trial 0" not in again.text
-
-
-def test_ctrl_c_closes_the_trial_and_the_same_command_goes_on(folder: Path) -> None:
-    """Interrupted in mid-ladder: the server goes, the trial is closed as cancelled, and is tried once more later."""
-    sweep = Sweep(folder)
-    sweep.wait_for("trial 1")
-    sweep.wait_for("C=   4")
-    sweep.lines.append("--- interrupted")
-    sweep.send(signal.SIGINT)
-    assert sweep.end() == 130, sweep.text
-    wait_until_gone(STUDY)
-    before = records(folder)
-    assert "goes on where this left off" in sweep.text
-
-    again = Sweep(folder)
-    assert again.end() == 0, again.text
-    after = records(folder)
-    assert after[: len(before)] == before
-    complete = [record for record in after if record["outcome"] == "complete"]
-    assert len(complete) == 4
-    cancelled = [record for record in before if record["outcome"] == "failed"]
-    assert all(record["failure"]["kind"] == "cancelled" for record in cancelled)
-    fingerprints = [record["fingerprint"] for record in complete]
-    assert len(set(fingerprints)) == 4, "nothing finished is run twice"
-    assert all(record["fingerprint"] in fingerprints for record in cancelled), "what was cut short is tried once more"
-
-
-@pytest.mark.parametrize("at", ["  weights", "  C=4"])
-def test_a_killed_driver_loses_nothing_and_leaves_nothing(folder: Path, at: str) -> None:
-    """SIGKILL of the driver: every process of the trial ends, and the next run closes the trial and goes on."""
-    sweep = Sweep(folder)
-    sweep.wait_for(at)
-    sweep.kill()
-    wait_until_gone(STUDY)
-
-    again = Sweep(folder, "--trials", "3")
-    assert again.end() == 0, again.text
-    found = records(folder)
-    assert found[0]["failure"]["kind"] == "cancelled"
-    assert [record["outcome"] for record in found[1:]] == ["complete"] * 3
-    assert found[1]["fingerprint"] == found[0]["fingerprint"]
-    results = folder / "results"
-    assert "RUNNING" not in sql(results / "study.db", "select state from trials")
-    assert "RUNNING" not in sql(results / "mlflow.db", "select status from runs")
 
 
 def test_an_edited_space_is_refused_and_can_be_forked(folder: Path) -> None:

@@ -22,8 +22,6 @@ from runner.tracking.entries import Point, entries
 from runner.tracking.runs import StudyRuns
 from tests.studies import description, experiment, record
 
-pytestmark = pytest.mark.xdist_group("runs")
-
 ROOT = Path(__file__).parents[3]
 RECORDS = (
     record(0, {1: 43.0, 8: 300.0}, role=Role.BASELINE),
