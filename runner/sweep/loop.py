@@ -70,6 +70,8 @@ class Loop:
         for record in study.records():
             self._remember(record)
         self._choices: dict[str, dict[str, str]] = {}
+        self._node: NodeHandle | None = None
+        self._provenance = Provenance()
         self.quarantined: list[str] = []
 
     def run(self) -> None:
@@ -142,7 +144,11 @@ class Loop:
             self._cluster.quarantine()
             return Provenance()
         try:
-            return node.provenance()
+            if node is not self._node:
+                # Asked once per node: what is installed there does not change under a study.
+                self._node, self._provenance = node, node.provenance()
+            node.phase()
+            return self._provenance
         except EnvironmentFault as gone:
             log.warning("%s", gone.message)
         self._cluster.drop()
