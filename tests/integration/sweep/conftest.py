@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +119,20 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "small.yaml").write_text(EXPERIMENT.replace("name: small", f"name: {NAME}"))
     (tmp_path / "space.yaml").write_text(SPACE)
     return tmp_path
+
+
+Start = Callable[..., Sweep]
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    """Starts a sweep in the folder; one that still runs when the test ends, however it ends, is killed."""
+    started: list[Sweep] = []
+
+    def begin(*words: str, env: Mapping[str, str] | None = None) -> Sweep:
+        started.append(Sweep(folder, *words, env=env))
+        return started[-1]
+
+    yield begin
+    for sweep in started:
+        sweep.kill()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.sweep.conftest import STUDY, Sweep
+from tests.integration.sweep.conftest import STUDY, Start
 
 
 def free_port() -> int:
@@ -48,19 +48,21 @@ def head() -> Iterator[tuple[str, dict[str, str]]]:
     process.wait(60)
 
 
-def test_a_running_cluster_is_used_and_left_running(head: tuple[str, dict[str, str]], folder: Path) -> None:
+def test_a_running_cluster_is_used_and_left_running(
+    head: tuple[str, dict[str, str]], folder: Path, start: Start
+) -> None:
     """The trial runs there, GPUs leased from it, with this driver's code; a second sweep finds it still running."""
     address, env = head
     for trials in ("1", "2"):
-        sweep = Sweep(folder, "--address", address, "--trials", trials, env=env)
+        sweep = start("--address", address, "--trials", trials, env=env)
         assert sweep.end() == 0, sweep.text
     lines = (folder / "results" / STUDY / "trials.jsonl").read_text().splitlines()
     assert [json.loads(line)["outcome"] for line in lines] == ["complete"] * 2
 
 
-def test_no_cluster_at_an_address_is_the_users_to_mend(folder: Path) -> None:
+def test_no_cluster_at_an_address_is_the_users_to_mend(folder: Path, start: Start) -> None:
     """A wrong address is one clear message and exit code 2."""
-    sweep = Sweep(folder, "--address", f"127.0.0.1:{free_port()}")
+    sweep = start("--address", f"127.0.0.1:{free_port()}")
     assert sweep.end() == 2, sweep.text
     assert "no Ray cluster answers" in sweep.text
     assert not (folder / "results").exists()

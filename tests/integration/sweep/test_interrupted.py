@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.sweep.conftest import STUDY, Sweep, records, sql, wait_until_gone
+from tests.integration.sweep.conftest import STUDY, Start, records, sql, wait_until_gone
 
 
-def test_ctrl_c_closes_the_trial_and_the_same_command_goes_on(folder: Path) -> None:
+def test_ctrl_c_closes_the_trial_and_the_same_command_goes_on(folder: Path, start: Start) -> None:
     """Interrupted in mid-ladder: the server goes, the trial is closed as cancelled, and is tried once more later."""
-    sweep = Sweep(folder)
+    sweep = start()
     sweep.wait_for("trial 1")
     sweep.wait_for("C=   4")
     sweep.lines.append("--- interrupted")
@@ -20,7 +20,7 @@ def test_ctrl_c_closes_the_trial_and_the_same_command_goes_on(folder: Path) -> N
     before = records(folder)
     assert "goes on where this left off" in sweep.text
 
-    again = Sweep(folder)
+    again = start()
     assert again.end() == 0, again.text
     after = records(folder)
     assert after[: len(before)] == before
@@ -34,14 +34,14 @@ def test_ctrl_c_closes_the_trial_and_the_same_command_goes_on(folder: Path) -> N
 
 
 @pytest.mark.parametrize("at", ["  weights", "  C=4"])
-def test_a_killed_driver_loses_nothing_and_leaves_nothing(folder: Path, at: str) -> None:
+def test_a_killed_driver_loses_nothing_and_leaves_nothing(folder: Path, start: Start, at: str) -> None:
     """SIGKILL of the driver: every process of the trial ends, and the next run closes the trial and goes on."""
-    sweep = Sweep(folder)
+    sweep = start()
     sweep.wait_for(at)
     sweep.kill()
     wait_until_gone(STUDY)
 
-    again = Sweep(folder, "--trials", "3")
+    again = start("--trials", "3")
     assert again.end() == 0, again.text
     found = records(folder)
     assert found[0]["failure"]["kind"] == "cancelled"

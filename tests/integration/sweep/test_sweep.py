@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from runner.sweep.__main__ import main
-from tests.integration.sweep.conftest import EXPERIMENT, ROOT, SPACE, STUDY, Sweep, records, sql, wait_until_gone
+from tests.integration.sweep.conftest import EXPERIMENT, ROOT, SPACE, STUDY, Start, records, sql, wait_until_gone
 
 
 def swept(
@@ -30,9 +30,9 @@ def swept(
     return code, told.out + told.err
 
 
-def test_a_sweep_measures_records_tracks_and_exports(folder: Path) -> None:
+def test_a_sweep_measures_records_tracks_and_exports(folder: Path, start: Start) -> None:
     """One command: every store agrees, every number is called simulated, and the winner exports."""
-    sweep = Sweep(folder)
+    sweep = start()
     assert sweep.end() == 0, sweep.text
     found = records(folder)
     assert [record["number"] for record in found] == [0, 1, 2, 3]
@@ -66,22 +66,22 @@ def test_a_sweep_measures_records_tracks_and_exports(folder: Path) -> None:
     assert profile.lstrip("# \n").startswith("engine: simulated"), profile
     assert yaml.safe_load(profile)["chosen"]["study"] == STUDY
 
-    again = Sweep(folder)
+    again = start()
     assert again.end() == 0
     assert records(folder) == found, "a finished study prints its table and runs nothing"
     assert "trial 0" not in again.text
 
 
-def test_an_edited_space_is_refused_and_can_be_forked(folder: Path) -> None:
+def test_an_edited_space_is_refused_and_can_be_forked(folder: Path, start: Start) -> None:
     """A changed space stops with the difference; a fork takes the finished trials over and runs only what is new."""
-    assert Sweep(folder, "--trials", "2").end() == 0
+    assert start("--trials", "2").end() == 0
     (folder / "space.yaml").write_text(SPACE.replace("[1, 2, 64]", "[1, 2, 64, 128]"))
-    refused = Sweep(folder, "--trials", "3")
+    refused = start("--trials", "3")
     assert refused.end() == 2
     assert "- 64" in refused.text
     assert "--fork" in refused.text
 
-    forked = Sweep(folder, "--trials", "3", "--study", "wider", "--fork", STUDY)
+    forked = start("--trials", "3", "--study", "wider", "--fork", STUDY)
     assert forked.end() == 0, forked.text
     lines = (folder / "results" / "wider" / "trials.jsonl").read_text().splitlines()
     assert [json.loads(line)["number"] for line in lines] == [0, 1, 2]
