@@ -161,22 +161,29 @@ class Start:
         except Unreachable as error:
             self._raise_unanswered(error)
         except Refused as error:
-            self._follow(time.monotonic())
             kind = InvalidConfig if error.status in range(400, 500) else EngineDead
+            if kind is EngineDead:  # Its reason may reach the log after the answer that it spoilt.
+                self._await_exit(_LAST_WORDS_S)
+            self._follow(time.monotonic())
             raise self._failure(kind, f"the first completion failed: {error}") from error
         if made != PROBE_TOKENS:
             raise self._failure(EngineDead, f"the first completion has {made} tokens, {PROBE_TOKENS} were asked for")
 
     def _raise_unanswered(self, error: Unreachable) -> NoReturn:
         """The first completion did not come back: the server is gone, it is stuck, or the connection broke."""
-        end_s = time.monotonic() + _EXIT_SHOWS_S
-        while not self._process.ended and not error.timed_out and time.monotonic() < end_s:
-            time.sleep(_POLL_S)
+        if not error.timed_out:
+            self._await_exit(_EXIT_SHOWS_S)
         if self._process.ended:
             self._raise_exit()
         if error.timed_out:
             self._raise_stuck(Hang, f"no answer to the first completion ({error})")
         raise self._failure(EngineDead, f"the connection of the first completion broke: {error}") from error
+
+    def _await_exit(self, within_s: float) -> None:
+        end_s = time.monotonic() + within_s
+        while not self._process.ended and time.monotonic() < end_s:
+            self._check_open()
+            time.sleep(_POLL_S)
 
     def _failure(
         self,
