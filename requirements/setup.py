@@ -69,11 +69,11 @@ def install(folder: Path, lock: Path) -> bool:
     pip = [python, "-m", "pip"]
     project = ["--no-deps", "--no-build-isolation", "-e", str(ROOT)]
     uv = shutil.which("uv")
-    if uv is None and run([*pip, "install", "-q", "--no-deps", "-r", str(lock)]):
-        return run([*pip, "install", "-q", *project])
+    if uv is None and run([*pip, "install", "-qq", "--no-deps", "-r", str(lock)]):
+        return run([*pip, "install", "-qq", *project])
     if uv is None:
         say("pip could not install the lock; trying uv, which knows where CPU builds of torch are kept")
-        if not run([*pip, "install", "-q", "uv"]):
+        if not run([*pip, "install", "-qq", "uv"]):
             return False
         uv = str(folder / "bin" / "uv")
     base = [uv, "pip", "install", "--python", python, "--no-deps"]

@@ -17,8 +17,9 @@ TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.M))
 
 def code(text: str) -> str:
     """Code blocks and code spans of a document."""
-    blocks = re.findall(r"(?:^ {4}.*\n?)+|```.*?```", text, re.M | re.S)
-    return "\n".join([*blocks, *re.findall(r"`([^`\n]+)`", text)])
+    indented = re.findall(r"^ {4}.*$", text, re.M)
+    fenced = re.findall(r"```.*?```", text, re.S)
+    return "\n".join([*indented, *fenced, *re.findall(r"`([^`\n]+)`", text)])
 
 
 COMMANDS = sorted(
