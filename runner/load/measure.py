@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -91,11 +92,11 @@ class Bench:
         prompts = self._source.for_cell(cell_seed, processes)
         told = orders(self._server.target, self._workload, protocol, concurrency, cell_seed, prompts)
         level = Level(self._server, self._clients, protocol, concurrency, on_phase=on_phase, check=check)
-        try:
+        with ExitStack() as on_failure:
+            # Whatever a client is still sending must not run into the next level.
+            on_failure.callback(self._clients.close)
             facts = level.run(told, seed=seed, fresh_prompts=fresh_prompts(self._workload))
-        except BaseException:
-            self._clients.close()  # whatever a client is still sending must not run into the next level
-            raise
+            on_failure.pop_all()
         table, origin = samples.gather(self._clients.samples())
         cell = samples.Cell(samples.relative(facts, origin), table)
         samples.write(cell, samples_path)
