@@ -15,6 +15,7 @@ from runner.errors import TrialFailure
 from runner.load.table import level_line
 from runner.schema.launch import Phase
 from runner.schema.trial import Measurement, Outcome, TrialRecord
+from runner.space.asked import asked_and_effective
 
 POLL_S = 0.5
 """How often the node is asked for its phase."""
@@ -89,6 +90,9 @@ class Display:
     def ended(self, record: TrialRecord, done: int, best: str) -> None:
         """A trial's last line, and the bars moved on."""
         self._best, self._done = best, done
+        if record.effective is not None:
+            for line in (*asked_and_effective(record.config, record.effective), *record.effective.degraded):
+                self.say(f"  {line}", style="yellow")
         if record.duplicate_of is not None:
             self.say(f"  same as trial {record.duplicate_of}: its ladder is taken over")
         elif record.failure is not None:

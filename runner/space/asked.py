@@ -1,0 +1,55 @@
+"""Where a started server runs something else than it was asked to. Pure; knows the server's settings by their names."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from runner.schema.launch import Effective, LaunchConfig
+from runner.space.settings import flattened, spoken
+
+
+def asked_and_effective(config: LaunchConfig, effective: Effective) -> tuple[str, ...]:
+    """``max-num-seqs: asked 1024 -> effective 512`` for each asked setting that the server tells and that differs.
+
+    A setting that the server does not tell, or tells under a name of its own, is not compared.
+    """
+    return tuple(
+        f"{spoken(target)}: asked {_shown(value)} -> effective {_shown(real)}"
+        for target, value, real in _compared(config, effective)
+        if _plain(value) != _plain(real)
+    )
+
+
+def _compared(config: LaunchConfig, effective: Effective) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    by_last = _unique_by_last_name(effective)
+    for target, value, _ in flattened(config.flags, config.structured, {}):
+        kind, *names = (name.replace("-", "_") for name in target)
+        if target[1:] == ("compilation-config", "cudagraph_mode"):
+            real: Any = effective.graph_mode
+        elif names[-1] == "cudagraph_capture_sizes":
+            real = effective.capture_sizes
+        elif kind == "json":
+            real = effective.settings.get(".".join(names))
+        else:
+            real = by_last.get(names[0])
+        if real is not None:
+            yield target, value, real
+
+
+def _unique_by_last_name(effective: Effective) -> dict[str, Any]:
+    """Settings by the last part of their dotted name, where only one has it."""
+    names = [name.rpartition(".")[2] for name in effective.settings]
+    return {
+        last: value for last, value in zip(names, effective.settings.values(), strict=True) if names.count(last) == 1
+    }
+
+
+def _plain(value: Any) -> str:
+    """Spelling aside: ``torch.bfloat16`` is ``bfloat16``, a list is a tuple, ``True`` is ``true``."""
+    if isinstance(value, list | tuple):
+        return json.dumps(sorted(str(item) for item in value))
+    return str(value).lower().removeprefix("torch.")
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, list | tuple) else str(value)
