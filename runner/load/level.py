@@ -11,6 +11,8 @@ import numpy as np
 import psutil
 
 from runner.errors import EngineDead, Hang, LoadFailed
+from runner.load.checks import SERVER_IN_FLIGHT_PEAK
+from runner.load.checks import SERVER_IN_FLIGHT_PEAK
 from runner.load.clients import Clients
 from runner.load.samples import Facts
 from runner.load.server import Counters, Server
@@ -29,6 +31,9 @@ SERVER_POLLS = 10
 
 FEWEST_POLLS = 5
 """Over a span too short for one a second."""
+
+UNPROVEN_POLL_NS = NS_PER_S // 4
+"""Between two polls until the server has shown that the concurrency reached it."""
 
 COUNTER_SETTLE_S = 2.0
 """Longest wait for the server's counters to take in the last stream's tokens."""
@@ -176,7 +181,7 @@ class Level:
         while min((h.t_ns[-1] if h.t_ns else 0 for h in self._histories), default=0) < t_ns:
             self._watch()
             now_ns = time.perf_counter_ns()
-            if poll_ns is not None and self._polled_ns + poll_ns <= now_ns < t_ns:
+            if poll_ns is not None and self._polled_ns + self._next_poll_ns(poll_ns) <= now_ns < t_ns:
                 self._poll_server()
 
     def _watch(self) -> list[Progress]:
@@ -235,6 +240,16 @@ class Level:
         raise LoadFailed(
             f"{failed} of {failed + ok} requests failed, first: {first[0]}", phase=phase, evidence=evidence
         )
+
+    def _next_poll_ns(self, poll_ns: int) -> int:
+        """As planned once the server has shown the concurrency; sooner until then.
+
+        A server counts a request when its first step is over, so a slow one at small C shows all of them only for
+        moments, and a few polls may miss each of these.
+        """
+        needed = SERVER_IN_FLIGHT_PEAK * self._concurrency
+        shown = any(value >= needed for _, value in self._in_flight)
+        return poll_ns if shown else min(poll_ns, UNPROVEN_POLL_NS)
 
     def _poll_server(self) -> None:
         self._polled_ns = time.perf_counter_ns()
