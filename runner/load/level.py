@@ -4,14 +4,13 @@ Reads the clients' progress and the server's counters; computes no figure that i
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import numpy as np
 import psutil
 
 from runner.errors import EngineDead, Hang, LoadFailed
-from runner.load.checks import SERVER_IN_FLIGHT_PEAK
 from runner.load.checks import SERVER_IN_FLIGHT_PEAK
 from runner.load.clients import Clients
 from runner.load.samples import Facts
@@ -181,7 +180,10 @@ class Level:
         while min((h.t_ns[-1] if h.t_ns else 0 for h in self._histories), default=0) < t_ns:
             self._watch()
             now_ns = time.perf_counter_ns()
-            if poll_ns is not None and self._polled_ns + self._next_poll_ns(poll_ns) <= now_ns < t_ns:
+            if poll_ns is None:
+                continue
+            shown = [value for _, value in self._in_flight]
+            if self._polled_ns + until_next_poll_ns(poll_ns, shown, self._concurrency) <= now_ns < t_ns:
                 self._poll_server()
 
     def _watch(self) -> list[Progress]:
@@ -241,16 +243,6 @@ class Level:
             f"{failed} of {failed + ok} requests failed, first: {first[0]}", phase=phase, evidence=evidence
         )
 
-    def _next_poll_ns(self, poll_ns: int) -> int:
-        """As planned once the server has shown the concurrency; sooner until then.
-
-        A server counts a request when its first step is over, so a slow one at small C shows all of them only for
-        moments, and a few polls may miss each of these.
-        """
-        needed = SERVER_IN_FLIGHT_PEAK * self._concurrency
-        shown = any(value >= needed for _, value in self._in_flight)
-        return poll_ns if shown else min(poll_ns, UNPROVEN_POLL_NS)
-
     def _poll_server(self) -> None:
         self._polled_ns = time.perf_counter_ns()
         counters = self._server.counters()
@@ -278,6 +270,16 @@ class Level:
 def poll_interval_ns(span_ns: int) -> int:
     """Time between two polls of the server over a span: about one a second, more seldom in long spans."""
     return max(span_ns // SERVER_POLLS, min(NS_PER_S, span_ns // FEWEST_POLLS))
+
+
+def until_next_poll_ns(planned_ns: int, shown: Sequence[float], concurrency: int) -> int:
+    """As planned once the server has shown the concurrency; sooner until then.
+
+    A server counts a request when its first step is over, so a slow one at small C shows all of them only for moments,
+    and a few polls may miss each of these.
+    """
+    proved = any(value >= SERVER_IN_FLIGHT_PEAK * concurrency for value in shown)
+    return planned_ns if proved else min(planned_ns, UNPROVEN_POLL_NS)
 
 
 class FrontEnd:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from runner.errors import UsageError
 from runner.load.__main__ import main, parser
 from runner.load.clients import processes_for, refusal, shares
+from runner.load.level import until_next_poll_ns
 from runner.load.samples import read
 from runner.load.server import read_counters
 from runner.load.table import level_line
@@ -123,3 +124,10 @@ def test_a_bad_ladder_is_refused(ladder: str) -> None:
     """argparse says so."""
     with pytest.raises(SystemExit):
         parser().parse_args(["--concurrency", ladder])
+
+
+@pytest.mark.parametrize(("shown", "soon"), [((), True), ((7.0, 6.0), True), ((7.0, 8.0, 6.0), False), ((8.0,), False)])
+def test_a_server_is_asked_sooner_until_it_has_shown_the_concurrency(shown: tuple[float, ...], soon: bool) -> None:
+    """A slow server shows all its requests only for moments; once seen, scrapes are as seldom as planned."""
+    planned_ns = 10**9
+    assert (until_next_poll_ns(planned_ns, shown, 8) < planned_ns) is soon
