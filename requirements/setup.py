@@ -67,10 +67,10 @@ def install(folder: Path, lock: Path) -> bool:
     """Fills ``folder`` from ``lock``; no dependency is resolved, the lock is the whole set."""
     python = str(folder / "bin" / "python")
     pip = [python, "-m", "pip"]
-    project = ["--no-deps", "--no-build-isolation", "-e", str(ROOT)]
+    project = ["--no-build-isolation", "-e", str(ROOT)]
     uv = shutil.which("uv")
     if uv is None and run([*pip, "install", "-qq", "--no-deps", "-r", str(lock)]):
-        return run([*pip, "install", "-qq", *project])
+        return run([*pip, "install", "-qq", "--no-deps", *project])
     if uv is None:
         say("pip could not install the lock; trying uv, which knows where CPU builds of torch are kept")
         if not run([*pip, "install", "-qq", "uv"]):
