@@ -140,7 +140,7 @@ class Cluster:
     def __enter__(self) -> Self:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         # Ray makes its workers nice; a server that inherits that loses to anything else on the machine.
-        os.environ["RAY_worker_niceness"] = "0"
+        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  Ray spells it so
         # What an actor raised after nobody waited for it any more (Ctrl-C) is no news.
         os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
         # Ray warns about a coming change of a behaviour that nothing here relies on.
