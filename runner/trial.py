@@ -144,9 +144,12 @@ def failure_of(failure: TrialFailure) -> Failure:
 def effective_key(config: LaunchConfig, effective: Effective | None) -> str | None:
     """Equal for two servers that really run the same thing; None when the server did not tell its settings.
 
-    The environment counts as asked (NCCL's variables do not show in a server's settings), the rest as resolved.
+    What a server's settings do not show counts as asked: the environment (NCCL's variables), and flags of its front
+    end (``api-server-count``). The rest counts as resolved.
     """
     if effective is None or not effective.settings:
         return None
     told = effective.model_dump(mode="json", exclude={"degraded", "nccl_choice", "kv_cache_tokens"})
-    return json.dumps([config.model, config.env, config.gpus, told], sort_keys=True)
+    names = {name.rpartition(".")[2] for name in effective.settings}
+    untold = {flag: value for flag, value in config.flags.items() if flag.replace("-", "_") not in names}
+    return json.dumps([config.model, config.env, config.gpus, untold, told], sort_keys=True)

@@ -154,7 +154,7 @@ class TrialRecord(Model):
         duplicate_of: The trial whose ladder this one took over because both are the same configuration.
         params: Knob -> chosen value, as the search asked; an unset knob is absent.
         config: The resolved configuration; its fingerprint stands beside it.
-        durations_s: Seconds by phase (start phases, C=..., stop phases, overhead).
+        durations_s: Seconds by phase (start phases, C=..., stop phases, evidence, overhead).
         simulated: True when no real engine ran; shown wherever a number is.
         synthetic_acceptance: The acceptance length asked for when speculation was synthetic, else None.
     """

@@ -53,6 +53,11 @@ class Slots:
     finalists: int
 
     @property
+    def repeats(self) -> int:
+        """Trials of configurations that were tried before."""
+        return len(self.baselines) - 1 + self.finalists
+
+    @property
     def search(self) -> int:
         return self.total - len(self.baselines) - self.finalists
 

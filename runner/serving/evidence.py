@@ -1,20 +1,56 @@
-"""What a process that does not move was doing: Python stacks by py-spy, GPU use and power. Bounded in time."""
+"""What is known of a server that failed: how long it was watched, what the kernel killed meanwhile, and what a
+process that does not move was doing (Python stacks by py-spy, GPU use and power; bounded in time)."""
 
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.errors import TrialFailure
 from runner.serving import gpu
-from runner.serving.processes import command, marked, words
+from runner.serving.judge import Observation, failure
+from runner.serving.processes import command, marked, oom_kills, words
 from runner.serving.redaction import redact, secrets
 
 _MOST_PROCESSES = 6
 _DUMP_S = 5.0
 _LONGEST = 8000
 """Of one process's stacks, characters."""
+
+
+class Witness:
+    """Makes failures of one server, from the moment it is made on."""
+
+    def __init__(self) -> None:
+        self.since_s = time.monotonic()
+        self._oom_kills = oom_kills()
+
+    def failure(
+        self,
+        kind: type[TrialFailure],
+        message: str,
+        lines: Sequence[str],
+        *,
+        phase: str,
+        starting: bool = False,
+        exit_code: int | None = None,
+        facts: dict[str, Any] | None = None,
+    ) -> TrialFailure:
+        """The failure that the log's ``lines`` prove, else the one that was seen; see ``judge``."""
+        seen = Observation(
+            kind,
+            message,
+            phase=phase,
+            waited_s=time.monotonic() - self.since_s,
+            exit_code=exit_code,
+            evidence=facts,
+            starting=starting,
+            oom_killed=oom_kills() > self._oom_kills,
+        )
+        return failure(seen, lines)
 
 
 def evidence(marker: str, gpu_ids: Sequence[str]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from runner.schema.experiment import Deadlines
 
 PROCESS, WEIGHTS, COMPILE, CAPTURE, FIRST_TOKEN = "process", "weights", "compile", "capture", "first token"
 PHASES = (PROCESS, WEIGHTS, COMPILE, CAPTURE, FIRST_TOKEN)
+SETTINGS = "settings"
+"""After the start: the server is asked what it resolved."""
 
 _ENTERS = (
     (COMPILE, re.compile(r"Loading weights took|Model loading took|Warming up model for the compilation")),

@@ -20,7 +20,7 @@ from runner.serving.command import command, environment
 from runner.serving.effective import effective
 from runner.serving.lease import LOOPBACK, PortLease, exclusive, lease_port
 from runner.serving.memory import Memory
-from runner.serving.phases import PROCESS, Allowed, allowed
+from runner.serving.phases import PROCESS, SETTINGS, Allowed, allowed
 from runner.serving.probe import Probe, Refused, Unreachable
 from runner.serving.redaction import redact_argv, redact_env, secrets
 from runner.serving.starting import Start
@@ -200,10 +200,13 @@ class Server:
         self._start_up = start
         durations_s = {"queued": queued_s} | start.wait(let_go)
         process.tell_ready()
+        begin_s = time.monotonic()
         try:
             server_info = probe.server_info()
         except (Unreachable, Refused):
             server_info = None
+        # vLLM lists the machine's packages for it, which takes seconds.
+        durations_s[SETTINGS] = time.monotonic() - begin_s
         self._watch = Watch(process, probe, start.follower, gpu_ids=self._gpu_ids, stall_s=self._order.protocol.stall_s)
         return StartReport(
             argv=redact_argv(argv, hidden),

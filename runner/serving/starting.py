@@ -14,12 +14,10 @@ from runner.errors import (
     TrialFailure,
 )
 from runner.serving import signatures
-from runner.serving.evidence import evidence
-from runner.serving.judge import Observation, failure
+from runner.serving.evidence import Witness, evidence
 from runner.serving.log import LogFollower
 from runner.serving.phases import FIRST_TOKEN, Allowed, Progress
 from runner.serving.probe import PROBE_TOKENS, Probe, Refused, Unreachable
-from runner.serving.processes import oom_kills
 from runner.serving.supervised import Supervised
 
 _POLL_S = 0.1
@@ -61,9 +59,8 @@ class Start:
         self._gpu_ids = gpu_ids
         self._on_phase = on_phase
         self.follower = LogFollower(process.log)
-        self._begin_s = time.monotonic()
-        self._oom_kills = oom_kills()
-        self._progress = Progress(self._begin_s)
+        self._witness = Witness()
+        self._progress = Progress(self._witness.since_s)
         self._fatal_s: float | None = None
         self._unhealthy_s: float | None = None
         self.lines: list[str] = []
@@ -193,14 +190,8 @@ class Start:
         exit_code: int | None = None,
         facts: dict[str, Any] | None = None,
     ) -> TrialFailure:
-        seen = Observation(
-            kind,
-            message,
-            phase=self._progress.phase,
-            waited_s=time.monotonic() - self._begin_s,
-            exit_code=exit_code,
-            evidence=facts,
-            starting=self._progress.phase != FIRST_TOKEN,
-            oom_killed=oom_kills() > self._oom_kills,
+        phase = self._progress.phase
+        starting = phase != FIRST_TOKEN
+        return self._witness.failure(
+            kind, message, self.lines, phase=phase, starting=starting, exit_code=exit_code, facts=facts
         )
-        return failure(seen, self.lines)

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from runner.errors import EngineDead, EnvironmentFault, Hang, ServerExited, TrialFailure
-from runner.serving.evidence import evidence
-from runner.serving.judge import Observation, failure
+from runner.serving.evidence import Witness, evidence
 from runner.serving.log import LogFollower
 from runner.serving.probe import Probe, Refused, Unreachable
-from runner.serving.processes import oom_kills
 from runner.serving.supervised import Supervised
 
 _HEALTH_EVERY_S = 0.5
@@ -39,11 +37,9 @@ class Watch:
         self._follower = follower
         self._gpu_ids = gpu_ids
         self._stall_s = stall_s
-        self._begin_s = time.monotonic()
-        self._oom_kills = oom_kills()
+        self._witness = Witness()
         self._progress: tuple[float, ...] = ()
-        self._moved_s = self._begin_s
-        self._answered_s = self._begin_s
+        self._moved_s = self._answered_s = self._witness.since_s
         self._counted_s = 0.0
         self._done = threading.Event()
         self.failure: TrialFailure | None = None
@@ -111,13 +107,5 @@ class Watch:
         exit_code: int | None = None,
         facts: dict[str, Any] | None = None,
     ) -> TrialFailure:
-        seen = Observation(
-            kind,
-            message,
-            phase="load",
-            waited_s=time.monotonic() - self._begin_s,
-            exit_code=exit_code,
-            evidence=facts,
-            oom_killed=oom_kills() > self._oom_kills,
-        )
-        return failure(seen, self._follower.lines())
+        lines = self._follower.lines()
+        return self._witness.failure(kind, message, lines, phase="load", exit_code=exit_code, facts=facts)

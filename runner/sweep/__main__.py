@@ -14,6 +14,7 @@ from runner.errors import StoreError, UsageError
 from runner.records import StudyFiles, fork_study, open_study, results_root
 from runner.schema.study import StudyDescription
 from runner.search import Searcher
+from runner.search.schedule import slots
 from runner.serving.checks import Verdict, all_checks
 from runner.serving.processes import leftovers, reap_leftovers
 from runner.serving.provenance import provenance
@@ -165,7 +166,7 @@ def run_study(plan: Plan, options: Options, study: StudyFiles, console: Console,
     simulated = plan.experiment.engine.kind == "simulated"
     # A local Ray is told of a described node's GPUs, and finds real ones by itself.
     gpus = plan.gpus if simulated else None
-    display = Display(console, trials=plan.experiment.budget.trials, simulated=simulated)
+    display = Display(console, budget=plan.experiment.budget, owed=slots(plan.experiment).repeats, simulated=simulated)
     with Tracking(root, study.description) as tracking:
         # Its stores are made while the first server starts.
         tracking.open(study.folder, study.records())

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from runner.errors import TrialFailure
 from runner.load.table import level_line
+from runner.schema.experiment import Budget
 from runner.schema.launch import Phase
 from runner.schema.trial import Measurement, Outcome, TrialRecord
 from runner.space.asked import asked_and_effective
@@ -33,13 +34,16 @@ class Display:
 
     Args:
         console: Where to.
-        trials: Trials of the whole study.
+        budget: When the study ends.
+        owed: Repeats that a study which runs out of time still makes, at most.
         simulated: Whether every number shown is simulated, and called so.
     """
 
-    def __init__(self, console: Console, *, trials: int, simulated: bool) -> None:
+    def __init__(self, console: Console, *, budget: Budget, owed: int, simulated: bool) -> None:
         self._console = console
-        self._trials = trials
+        self._trials = budget.trials
+        self._wall_s = budget.wall_s
+        self._owed = owed
         self._simulated = simulated
         self._began = time.monotonic()
         self._spent_s: list[float] = []
@@ -105,10 +109,19 @@ class Display:
 
     def _study_note(self, done: int) -> str:
         elapsed_s = time.monotonic() - self._began
-        left = max(self._trials - done, 0)
-        mean_s = sum(self._spent_s) / len(self._spent_s) if self._spent_s else None
-        eta = "" if mean_s is None or not left else f", about {clock(mean_s * left)} left"
+        left_s = self._left_s(done, elapsed_s)
+        eta = f", about {clock(left_s)} left" if left_s else ""
         return f"{clock(elapsed_s)} elapsed{eta}; best {self._best}"
+
+    def _left_s(self, done: int, elapsed_s: float) -> float | None:
+        """Seconds until the trials or the clock end the study, at the pace so far; None before there is one."""
+        if not self._spent_s:
+            return None
+        mean_s = sum(self._spent_s) / len(self._spent_s)
+        left_s = mean_s * max(self._trials - done, 0)
+        if self._wall_s is None:
+            return left_s
+        return min(left_s, max(self._wall_s - elapsed_s, 0.0) + mean_s * self._owed)
 
     def _follow(self, over: threading.Event, steps: tuple[str, ...], phase: Callable[[], Phase]) -> None:
         while not over.wait(POLL_S):

@@ -1,7 +1,7 @@
 """The loop: ask, run, record, tell. The only place where all rooms meet; decides nothing they could decide.
 
-Durations of a trial that are not its start, ladder or stop are recorded as ``overhead``, so that the runner's own cost
-shows in every record.
+Durations of a trial that are not its start, ladder or stop (nor an evidence start before it) are recorded as
+``overhead``, so that the runner's own cost shows in every record.
 """
 
 import json
@@ -120,7 +120,7 @@ class Loop:
         except TrialFailure as failure:
             result = trial.TrialResult(failure=trial.failure_of(failure))
             return self._record(proposal, config, result, started_at, Provenance()), {}
-        choice = self._nccl_choice(node, order) if self._evidence else None
+        choice, evidence_s = self._nccl_choice(node, order) if self._evidence else (None, None)
         steps = ("start", *(f"C={concurrency}" for concurrency in order.ladder), "stop")
         with self._display.trial(title, steps, node.phase):
             result = trial.run(
@@ -133,9 +133,7 @@ class Loop:
             told = result.started.effective.model_copy(update={"nccl_choice": choice})
             result.started = result.started.model_copy(update={"effective": told})
         record = self._record(proposal, config, result, started_at, provenance)
-        overhead_s = time.monotonic() - began - sum(record.durations_s.values())
-        spent = record.durations_s | {"overhead": round(max(overhead_s, 0.0), 3)}
-        return record.model_copy(update={"durations_s": spent}), result.files
+        return _costed(record, time.monotonic() - began, evidence_s), result.files
 
     def _after(self, node: NodeHandle, order: TrialOrder, result: trial.TrialResult) -> Provenance:
         """Leaves the node clean for the next trial, or gives it up."""
@@ -162,8 +160,13 @@ class Loop:
             return None
         return self._twins.get(trial.effective_key(config, started.effective) or "")
 
-    def _nccl_choice(self, node: NodeHandle, order: TrialOrder) -> dict[str, str] | None:
-        """NCCL's own algorithm and protocol by size, from a start that is never timed; once per NCCL environment."""
+    def _nccl_choice(self, node: NodeHandle, order: TrialOrder) -> tuple[dict[str, str] | None, float]:
+        """NCCL's own algorithm and protocol by size, from a start that is never timed; once per NCCL environment.
+
+        Returns:
+            What NCCL chose, None when it did not say; and the seconds this took.
+        """
+        began = time.monotonic()
         nccl = {name: value for name, value in sorted(order.config.env.items()) if name.startswith("NCCL_")}
         key = f"{order.config.gpus} {order.config.flags.get('tensor-parallel-size')} {nccl}"
         if key not in self._choices:
@@ -172,7 +175,7 @@ class Loop:
                 result = trial.run(node, asked, on_measured=lambda _: None, twin_of=lambda _: None)
             told = result.started.effective.nccl_choice if result.started is not None else None
             self._choices[key] = told or {}
-        return self._choices[key] or None
+        return self._choices[key] or None, time.monotonic() - began
 
     # Records
 
@@ -300,6 +303,13 @@ def synthetic_acceptance(config: LaunchConfig) -> float | None:
     length = speculation.get("synthetic_acceptance_length")
     rates = speculation.get("synthetic_acceptance_rates")
     return float(length) if length is not None else 1.0 + sum(rates or ())
+
+
+def _costed(record: TrialRecord, spent_s: float, evidence_s: float | None) -> TrialRecord:
+    """The record with what the trial took beyond its own phases."""
+    spent = record.durations_s | ({} if evidence_s is None else {"evidence": round(evidence_s, 3)})
+    overhead_s = max(spent_s - sum(spent.values()), 0.0)
+    return record.model_copy(update={"durations_s": spent | {"overhead": round(overhead_s, 3)}})
 
 
 def _told(record: TrialRecord) -> dict[str, bytes]:

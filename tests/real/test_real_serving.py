@@ -86,7 +86,8 @@ def test_the_effective_configuration_is_read_back(served: Server) -> None:
 def test_the_server_gets_its_own_thread_count(served: Server) -> None:
     """Ray's OMP_NUM_THREADS does not reach it, and its phases were timed."""
     assert "OMP_NUM_THREADS" not in report_of(served).env
-    assert list(report_of(served).durations_s) == ["queued", "process", "weights", "compile", "capture", "first token"]
+    phases = ["queued", "process", "weights", "compile", "capture", "first token", "settings"]
+    assert list(report_of(served).durations_s) == phases
 
 
 def test_a_dead_engine_is_noticed_and_nothing_stays(served: Server) -> None:

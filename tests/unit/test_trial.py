@@ -134,3 +134,12 @@ def test_effective_keys_tell_servers_apart_by_what_they_run() -> None:
     assert trial.effective_key(plain, told) == trial.effective_key(asked, told)
     assert trial.effective_key(plain, told) != trial.effective_key(forced, told)
     assert trial.effective_key(plain, Effective()) is None
+
+
+def test_flags_that_settings_do_not_show_tell_servers_apart() -> None:
+    """Four API servers are not one, though the engine's settings are the same (seen on vLLM 0.24)."""
+    told = Effective(settings={"scheduler_config.max_num_seqs": 256})
+    plain, seqs = LaunchConfig(model="x"), LaunchConfig(model="x", flags={"max-num-seqs": 256})
+    wide = LaunchConfig(model="x", flags={"api-server-count": 4})
+    assert trial.effective_key(plain, told) == trial.effective_key(seqs, told)
+    assert trial.effective_key(plain, told) != trial.effective_key(wide, told)
