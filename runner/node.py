@@ -3,6 +3,8 @@
 One trial at a time. ``phase`` may be asked from another thread while a call is under way.
 """
 
+import contextlib
+import os
 import shutil
 import threading
 import time
@@ -14,6 +16,7 @@ from runner.load.server import Target
 from runner.schema.launch import Phase, StartReport, StopReport, TrialOrder
 from runner.schema.trial import Measurement, Provenance
 from runner.serving import processes, provenance
+from runner.serving.lease import node_folder
 from runner.serving.server import Server
 
 
@@ -21,14 +24,17 @@ class Node:
     """The hardware's own end of a trial.
 
     Args:
-        folder: Where trials run; each gets a folder of its own below it, gone after ``stop``.
+        folder: Where trials run, made when needed; each gets a folder of its own below it, and both are gone after
+            ``stop``. None takes one of this process among this user's temporary files.
         gpu_ids: GPUs leased for this node, by number or UUID; none on a CPU.
         owners: Processes beside this one whose end ends the server within seconds. An actor names the daemon that
             started it, which it may outlive for a while.
     """
 
-    def __init__(self, folder: Path, gpu_ids: tuple[str, ...] = (), *, owners: tuple[int, ...] = ()) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: Path | None = None, gpu_ids: tuple[str, ...] = (), *, owners: tuple[int, ...] = ()
+    ) -> None:
+        self._folder = folder or node_folder() / f"node-{os.getpid()}"
         self._owners = owners
         self._gpu_ids = gpu_ids
         self._server: Server | None = None
@@ -91,6 +97,8 @@ class Node:
                 self._bench.close()
                 self._bench = None
             shutil.rmtree(self._trial_folder(self._order), ignore_errors=True)
+            with contextlib.suppress(OSError):  # Not empty: somebody else's trials run there as well.
+                self._folder.rmdir()
             self._server = None
             self._enter("idle", "")
         return report

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -40,7 +39,7 @@ class _NodeActor:
 
     def __init__(self, folder: str | None) -> None:
         leased = tuple(str(gpu) for gpu in ray.get_gpu_ids())
-        self._node = Node(Path(folder or tempfile.mkdtemp(prefix="tok100-")), gpu_ids=leased, owners=(os.getppid(),))
+        self._node = Node(None if folder is None else Path(folder), gpu_ids=leased, owners=(os.getppid(),))
 
     def start(self, order: TrialOrder) -> StartReport:
         return self._node.start(order)

@@ -3,6 +3,8 @@
 Knows the event-stream format and the few fields of an OpenAI chunk that count; nothing about sockets or clocks.
 """
 
+from typing import Any
+
 import msgspec
 
 DONE = b"[DONE]"
@@ -27,7 +29,15 @@ class Chunk(msgspec.Struct):
 
     choices: list[Choice] | None = None
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
+
+
+def error_words(error: object) -> str | None:
+    """``message (type, code)`` of an OpenAI error object; None for anything else."""
+    if not isinstance(error, dict) or not isinstance(error.get("message"), str):
+        return None
+    facts = ", ".join(str(error[name]) for name in ("type", "code") if error.get(name) is not None)
+    return f"{error['message']} ({facts})" if facts else str(error["message"])
 
 
 class _Delta(msgspec.Struct):

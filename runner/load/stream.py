@@ -12,7 +12,7 @@ from typing import Protocol, cast
 import httptools
 import msgspec
 
-from runner.load.sse import DONE, Choice, EventSplitter, Usage, decode_chunk, has_text
+from runner.load.sse import DONE, Choice, EventSplitter, Usage, decode_chunk, error_words, has_text
 from runner.load.wire import RequestRow
 
 _ERROR_TEXT = 300
@@ -146,10 +146,12 @@ class Stream(asyncio.Protocol):
             row.error = row.error or f"an event that is no chunk ({error}): {_quote(payload)}"
             return
         usage = chunk.usage
-        if chunk.choices:
+        if chunk.error is not None:
+            row.error = row.error or f"error inside the stream: {error_words(chunk.error) or _quote(payload)}"
+        elif chunk.choices:
             self._on_choice(row, chunk.choices[0], usage, payload)
-        elif usage is None or chunk.error is not None:
-            row.error = row.error or f"error inside the stream: {_quote(payload)}"
+        elif usage is None:
+            row.error = row.error or f"an event that is no chunk: {_quote(payload)}"
         if usage is not None:
             self._final = usage.completion_tokens
             row.prompt_tokens = usage.prompt_tokens

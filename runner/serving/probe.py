@@ -8,6 +8,9 @@ import requests
 PROBE_TOKENS = 8
 """Tokens of the completion that proves a server ready; short, and more than one engine step."""
 
+_LONGEST = 500
+"""Characters of a server's own words that are kept."""
+
 _PROMPT = (11, 12, 13, 14)
 """Token ids that every vocabulary has; they also work without a tokenizer."""
 
@@ -82,7 +85,7 @@ class Probe:
         }
         answer = self._json(response := self._ask("POST", "/v1/completions", timeout_s, body))
         if "error" in answer or "usage" not in answer:
-            raise Refused(response.status_code, response.text[:500])
+            raise Refused(response.status_code, _words(response, answer))
         return int(answer["usage"]["completion_tokens"])
 
     def server_info(self, timeout_s: float = 20.0) -> dict[str, Any] | None:
@@ -116,9 +119,16 @@ class Probe:
         try:
             answer = response.json()
         except requests.JSONDecodeError as error:
-            raise Refused(response.status_code, response.text[:500]) from error
+            raise Refused(response.status_code, response.text[:_LONGEST]) from error
         if not isinstance(answer, dict):
-            raise Refused(response.status_code, response.text[:500])
+            raise Refused(response.status_code, response.text[:_LONGEST])
         if response.status_code != 200 and "error" not in answer:
-            raise Refused(response.status_code, response.text[:500])
+            raise Refused(response.status_code, response.text[:_LONGEST])
         return answer
+
+
+def _words(response: requests.Response, answer: dict[str, Any]) -> str:
+    """The message of an OpenAI error object, else the whole text."""
+    error = answer.get("error")
+    message = error.get("message") if isinstance(error, dict) else None
+    return str(message or response.text)[:_LONGEST]

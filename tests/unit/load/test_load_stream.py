@@ -143,7 +143,9 @@ CONTINUOUS = event("a", 1, 1, ids=False) + event("b", 1, 2, ids=False, finish='"
         (event("a", 1, 1, ids=False, finish='"length"') + DONE, "1 tokens came, 2 were asked for"),
         (event("a", 3, 3, ids=False) + event("b", 1, 2, ids=False), "usage went backwards, from 3 to 2 tokens"),
         (b"data: nonsense\n\n" + DONE, "an event that is no chunk"),
-        (event("a", 1, 1, ids=False) + b'data: {"error":{"message":"boom"}}\n\n' + DONE, "boom"),
+        (event("a", 1, 1, ids=False) + b'data: {"error":{"message":"boom"}}\n\n' + DONE, "inside the stream: boom"),
+        (b'data: {"error":{"message":"boom","type":"E","code":500}}\n\n' + DONE, "inside the stream: boom (E, 500)"),
+        (b'data: {"error":"boom"}\n\n' + DONE, 'inside the stream: {"error":"boom"}'),
         (b'data: {"object":"error","message":"old form"}\n\n' + DONE, "old form"),
     ],
 )
