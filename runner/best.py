@@ -10,7 +10,6 @@ from pathlib import Path
 
 import yaml
 from rich.console import Console
-from rich.table import Table
 
 from runner.errors import StoreError, UsageError
 from runner.records import latest_study, read_study, results_root, studies
@@ -19,7 +18,7 @@ from runner.schema.profile import Chosen, Profile, ProfileLevel
 from runner.schema.study import StudyDescription
 from runner.schema.trial import TrialRecord
 from runner.space.document import read_model
-from runner.verdict import Finding, Level, Rows, Standing, Summary, Winner, best_at, describe, rows, summarise
+from runner.verdict import Finding, Level, Rows, Standing, Summary, Winner, best_at, describe, drawn, rows, summarise
 
 WIDTH = 160
 """Columns of the table when nobody's terminal says how many there are."""
@@ -153,12 +152,8 @@ def _chosen(summary: Summary, options: argparse.Namespace) -> Winner:
 
 def _print_table(table: Rows, description: StudyDescription, folder: Path, console: Console) -> None:
     simulated = description.experiment.engine.kind == "simulated"
-    shown = Table(title=f"{'simulated ' if simulated else ''}{description.study} ({folder})", title_justify="left")
-    for column in table.header:
-        shown.add_column(column, overflow="fold")
-    for row in table.rows:
-        shown.add_row(*row)
-    console.print(shown, markup=False)
+    title = f"{'simulated ' if simulated else ''}{description.study} ({folder})"
+    console.print(drawn(table, title))
     for note in table.notes:
         print(note)
 

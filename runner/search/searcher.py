@@ -149,7 +149,7 @@ class Searcher:
     def _why_ended(self, closing: bool) -> str:
         if self._exhausted:
             return "every configuration was tried"
-        return "the time is used up" if closing else "the budget of trials is used up"
+        return "the time is used up (the same command goes on)" if closing else "the budget of trials is used up"
 
     # Proposing
 

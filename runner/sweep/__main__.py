@@ -180,6 +180,8 @@ def run_study(plan: Plan, options: Options, study: StudyFiles, console: Console,
         finally:
             searcher.close()
         tracking.close(finished=searcher.ended is not None)
+    if searcher.ended is not None:
+        console.print(f"the search ended: {searcher.ended}", markup=False)
     if searcher.stopped is not None:
         console.print(f"stopped: {searcher.stopped}", style="yellow", markup=False)
     for problem in tracking.problems():

@@ -94,6 +94,8 @@ class Display:
     def ended(self, record: TrialRecord, done: int, best: str) -> None:
         """A trial's last line, and the bars moved on."""
         self._best, self._done = best, done
+        if record.repeat_of is not None:
+            self._owed = max(self._owed - 1, 0)
         if record.effective is not None:
             for line in (*asked_and_effective(record.config, record.effective), *record.effective.degraded):
                 self.say(f"  {line}", style="yellow")

@@ -1,14 +1,10 @@
 """The end of a sweep on the terminal: the best configurations beside the baseline and the goal."""
 
 from rich.console import Console
-from rich.table import Table
 
 from runner.records import StudyFiles
 from runner.sweep.plan import Plan
-from runner.verdict import Summary, rows, summarise
-
-CONFIGURATION = 2
-"""Position of the column that names the configuration; it gets the room that is left."""
+from runner.verdict import Summary, drawn, rows, summarise
 
 TOP = 5
 """Configurations in the table; `python -m runner.best --top N` shows more."""
@@ -20,17 +16,10 @@ def print_summary(plan: Plan, study: StudyFiles, console: Console) -> Summary:
     shown = rows(summary, top=TOP)
     unit = "SIMULATED " if summary.simulated else ""
     goal = plan.experiment.goal
-    table = Table(
-        title=f"{unit}{plan.study}: goal {goal.output_tok_s:g} tok/s at C={goal.concurrency}", title_justify="left"
-    )
-    for position, heading in enumerate(shown.header):
-        is_name = position == CONFIGURATION
-        table.add_column(heading, justify="left" if is_name else "right", ratio=1 if is_name else None, overflow="fold")
-    for row in shown.rows:
-        table.add_row(*row)
+    title = f"{unit}{plan.study}: goal {goal.output_tok_s:g} tok/s at C={goal.concurrency}"
     console.print()
     if shown.rows:
-        console.print(table)
+        console.print(drawn(shown, title))
     for note in shown.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     console.print(

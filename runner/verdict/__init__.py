@@ -7,13 +7,13 @@ Pure: takes records and an experiment, gives values. Shared by the search (what 
     excess_percent(record, rail, baseline)     how far a guard-rail is missed; <= 0 holds
     judge(candidate, baseline)                 better / worse / no difference seen / not decided, about server starts
     summarise(records, experiment)             everything a table or an export needs
-    rows(summary)                              the table, as text cells
+    rows(summary), drawn(rows, title)          the table, as text cells and for a terminal
 """
 
 from runner.verdict.objective import baseline_tok_s, excess_percent, objective, objective_levels, output_tok_s
 from runner.verdict.ranking import Candidate, Level, Standing, Summary, Winner, best_at, best_so_far, summarise
 from runner.verdict.starts import Finding, Verdict, judge
-from runner.verdict.table import Rows, describe, rows
+from runner.verdict.table import Rows, describe, drawn, rows
 
 __all__ = [
     "Candidate",
@@ -28,6 +28,7 @@ __all__ = [
     "best_at",
     "best_so_far",
     "describe",
+    "drawn",
     "excess_percent",
     "judge",
     "objective",

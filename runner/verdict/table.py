@@ -1,12 +1,20 @@
-"""The table of a study as text cells; who prints it decides how. Simulated and synthetic numbers say so here."""
+"""The table of a study, as text cells and as they are drawn. Simulated and synthetic numbers say so here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
 
 from runner.schema.base import Scalar
 from runner.verdict.ranking import Level, Standing, Summary
 
 MISSING = "–"
+NAME = 2
+"""Position of the column that names the configuration."""
+
+LONGEST_WORD = 36
+"""Of a configuration, characters, that a narrow terminal still shows uncut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,8 @@ def rows(summary: Summary, *, top: int | None = None) -> Rows:
     """The best ``top`` configurations (all when None), the baseline always among them, each level beside its change.
 
     The fastest figure is not always the winner: it may not be shown to be better than the baseline.
-    Columns: rank, trials, configuration, one per concurrency (``56.1 tok/s +31 % better``), percent of the goal.
+    Columns: rank, trials, configuration, one per concurrency (``56.1 +31.0 %`` and the finding below it), percent of
+    the goal.
     """
     goal = summary.experiment.goal
     header = (
@@ -30,11 +39,26 @@ def rows(summary: Summary, *, top: int | None = None) -> Rows:
         "trial",
         "configuration",
         *(f"C={concurrency} tok/s" for concurrency in summary.experiment.ladder),
-        f"% of {goal.output_tok_s:g} at C={goal.concurrency}",
+        f"% of {goal.output_tok_s:g}\nat C={goal.concurrency}",
     )
     shown = [*_top(summary.standings, top), *_top(summary.synthetic, top)]
     winner = None if summary.winner is None else summary.winner.standing
     return Rows(header, tuple(_row(standing, standing is winner) for standing in shown), _notes(summary))
+
+
+def drawn(shown: Rows, title: str) -> Table:
+    """The rows for a terminal: the configuration gets the room that is left, and no word of it is cut."""
+    table = Table(title=Text(title), title_justify="left")
+    words = (len(word) for row in shown.rows for word in row[NAME].split())
+    widest = min(max(words, default=0), LONGEST_WORD)
+    for position, heading in enumerate(shown.header):
+        if position == NAME:
+            table.add_column(heading, ratio=1, min_width=widest, overflow="fold")
+        else:
+            table.add_column(heading, justify="right", overflow="fold")
+    for row in shown.rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def _top(standings: Sequence[Standing], top: int | None) -> list[Standing]:
@@ -75,7 +99,7 @@ def _cell(level: Level) -> str:
     text = f"{level.output_tok_s:.1f}"
     if level.verdict is None or level.verdict.change_percent is None:
         return text
-    return f"{text} {level.verdict.change_percent:+.1f} % {level.verdict.finding}"
+    return f"{text} {level.verdict.change_percent:+.1f} %\n{level.verdict.finding}"
 
 
 def _notes(summary: Summary) -> tuple[str, ...]:

@@ -233,7 +233,7 @@ def test_closing_proposes_only_what_is_owed(tmp_path: Path) -> None:
         roles.append(proposal.role)
         searcher.tell(figure(proposal))
     assert roles == [Role.BASELINE, Role.FINALIST]
-    assert searcher.ended == "the time is used up"
+    assert searcher.ended == "the time is used up (the same command goes on)"
 
 
 def test_a_broken_environment_stops_the_sweep_and_not_the_study(tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
 """The table's cells; simulated and synthetic numbers say so in them."""
 
+import io
+
+from rich.console import Console
+
 from runner.schema.experiment import GuardRail
 from runner.schema.trial import Role
-from runner.verdict import Rows, describe, rows, summarise
+from runner.verdict import Rows, describe, drawn, rows, summarise
 from tests.studies import experiment, record
 
 
@@ -20,12 +24,22 @@ def test_each_level_stands_beside_its_change_and_finding() -> None:
         record(4, {1: 30.0}, params={"seqs": 2}),
     ]
     table = rows(summarise(records, experiment()))
-    assert table.header == ("#", "trial", "configuration", "C=1 tok/s", "C=8 tok/s", "% of 100 at C=1")
+    assert table.header == ("#", "trial", "configuration", "C=1 tok/s", "C=8 tok/s", "% of 100\nat C=1")
     assert table.rows == (
-        ("1 winner", "1, 3", "dtype=bfloat16 seqs=16", "80.0 +59.8 % better", "409.5 +2.2 % better", "80 %"),
+        ("1 winner", "1, 3", "dtype=bfloat16 seqs=16", "80.0 +59.8 %\nbetter", "409.5 +2.2 %\nbetter", "80 %"),
         ("2", "0, 2", "baseline", "50.1", "400.5", "50 %"),
-        ("3", "4", "seqs=2", "30.0 -40.1 % worse", "–", "30 %"),
+        ("3", "4", "seqs=2", "30.0 -40.1 %\nworse", "–", "30 %"),
     )
+
+
+def test_no_word_of_a_configuration_is_cut() -> None:
+    """The figures give way: an unreadable name names nothing."""
+    params = {"omp_threads": "all_cpus", "speculation": "ngram_synthetic"}
+    records = [record(0, {1: 50.0, 8: 400.0}, role=Role.BASELINE), record(1, {1: 80.0, 8: 410.0}, params=params)]
+    out = io.StringIO()
+    Console(file=out, width=80).print(drawn(rows(summarise(records, experiment())), "a title"))
+    assert "omp_threads=all_cpus" in out.getvalue()
+    assert "speculation=ngram_synthetic" in out.getvalue()
 
 
 def test_top_keeps_the_baseline() -> None:
