@@ -11,11 +11,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from runner.errors import EnvironmentFault, LoadFailed, TrialFailure
 from runner.schema.launch import Effective, LaunchConfig, StartReport, StopReport, TrialOrder
 from runner.schema.trial import Failure, Measurement, Outcome
+from runner.space.settings import flattened
 
 log = logging.getLogger(__name__)
 
@@ -144,12 +145,21 @@ def failure_of(failure: TrialFailure) -> Failure:
 def effective_key(config: LaunchConfig, effective: Effective | None) -> str | None:
     """Equal for two servers that really run the same thing; None when the server did not tell its settings.
 
-    What a server's settings do not show counts as asked: the environment (NCCL's variables), and flags of its front
-    end (``api-server-count``). The rest counts as resolved.
+    What a server's settings do not show counts as asked: the environment (NCCL's variables), flags of its front end
+    (``api-server-count``), fields that it does not list. The rest counts as resolved.
     """
     if effective is None or not effective.settings:
         return None
     told = effective.model_dump(mode="json", exclude={"degraded", "nccl_choice", "kv_cache_tokens"})
-    names = {name.rpartition(".")[2] for name in effective.settings}
-    untold = {flag: value for flag, value in config.flags.items() if flag.replace("-", "_") not in names}
-    return json.dumps([config.model, config.env, config.gpus, untold, told], sort_keys=True)
+    return json.dumps([config.model, config.env, config.gpus, _untold(config, effective), told], sort_keys=True)
+
+
+def _untold(config: LaunchConfig, effective: Effective) -> dict[str, Any]:
+    """What was asked for and stands under no name of its own among the server's settings."""
+    last_names = {name.rpartition(".")[2] for name in effective.settings}
+    untold = {}
+    for (kind, *keys), value, _ in flattened(config.flags, config.structured, {}):
+        name = ".".join(key.replace("-", "_") for key in keys)
+        if name not in (effective.settings if kind == "json" else last_names):
+            untold[name] = value
+    return untold

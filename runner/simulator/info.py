@@ -82,9 +82,12 @@ def _compilation(launch: Launch, asked: dict[str, Any], node: SimulatedNode) -> 
 def _speculation(launch: Launch) -> dict[str, Any] | None:
     if launch.draft_method is None:
         return None
+    shortest, longest = launch.lookup or (None, None)
     return {
         "method": launch.draft_method,
         "num_speculative_tokens": launch.draft_tokens,
+        "prompt_lookup_min": shortest,
+        "prompt_lookup_max": longest,
         "num_speculative_tokens_per_batch_size": [list(each) for each in launch.drafts_by_batch] or None,
     }
 

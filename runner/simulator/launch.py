@@ -35,6 +35,7 @@ class Launch:
         layer_partition: Layers of each pipeline stage; empty: as equal as can be.
         draft_method: ``ngram``, ``ngram_gpu``, ``mtp`` or None.
         draft_tokens: Draft tokens a step; 0 without speculation.
+        lookup: Shortest and longest n-gram looked for; the model of acceptance does not know them.
         drafts_by_batch: ``(from, to, draft tokens)`` by running requests; empty: always ``draft_tokens``.
         synthetic_acceptance: Chance of each draft position when acceptance is synthetic, else None.
         runner: Model runner, ``V1`` or ``V2``.
@@ -64,6 +65,7 @@ class Launch:
     layer_partition: tuple[int, ...] = ()
     draft_method: str | None = None
     draft_tokens: int = 0
+    lookup: tuple[int, int] | None = None
     drafts_by_batch: tuple[tuple[int, int, int], ...] = ()
     synthetic_acceptance: tuple[float, ...] | None = None
     runner: str = "V2"

@@ -179,7 +179,7 @@ def _speculation(
         raise Refused(f"ValueError: Unsupported speculative method: '{method}' for this model.")
     if not isinstance(draft_tokens, int) or draft_tokens < 1:
         raise Refused("ValueError: num_speculative_tokens must be provided with speculative_config and be at least 1.")
-    _check_lookup(spec)
+    lookup = _lookup(spec)
     if launch.max_num_batched_tokens <= draft_tokens:
         raise Refused("Value error, VllmConfig does not have enough slots to schedule a token and its drafts.")
     if method == "ngram":
@@ -188,6 +188,7 @@ def _speculation(
         launch,
         draft_method=method,
         draft_tokens=draft_tokens,
+        lookup=lookup if method.startswith("ngram") else None,
         drafts_by_batch=tuple(tuple(each) for each in spec.get("num_speculative_tokens_per_batch_size") or ()),
         synthetic_acceptance=_synthetic(spec, draft_tokens),
     )
@@ -202,11 +203,13 @@ def _cpu_drafting(launch: Launch, options: argparse.Namespace, warnings: list[st
     return replace(launch, runner="V1", async_scheduling=False)
 
 
-def _check_lookup(spec: Mapping[str, Any]) -> None:
+def _lookup(spec: Mapping[str, Any]) -> tuple[int, int]:
+    """Shortest and longest n-gram; 5 where neither is given (vllm/config/speculative.py)."""
     lowest, highest = spec.get("prompt_lookup_min"), spec.get("prompt_lookup_max")
     lowest, highest = lowest or highest or 5, highest or lowest or 5
     if lowest > highest:
         raise Refused(f"ValueError: prompt_lookup_min={lowest} must be <= prompt_lookup_max={highest}.")
+    return lowest, highest
 
 
 def _synthetic(spec: Mapping[str, Any], draft_tokens: int) -> tuple[float, ...] | None:

@@ -143,3 +143,7 @@ def test_flags_that_settings_do_not_show_tell_servers_apart() -> None:
     wide = LaunchConfig(model="x", flags={"api-server-count": 4})
     assert trial.effective_key(plain, told) == trial.effective_key(seqs, told)
     assert trial.effective_key(plain, told) != trial.effective_key(wide, told)
+    short = LaunchConfig(model="x", structured={"speculative-config": {"prompt_lookup_max": 3}})
+    assert trial.effective_key(plain, told) != trial.effective_key(short, told)
+    listed = Effective(settings={"speculative_config.prompt_lookup_max": 3})
+    assert trial.effective_key(plain, listed) == trial.effective_key(short, listed)
