@@ -64,6 +64,17 @@ def test_capture_sizes() -> None:
     assert "Truncating" in resolved("--max-cudagraph-capture-size", "42").warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("window", "lookup"),
+    [("", (5, 5)), (', "prompt_lookup_max": 3', (3, 3)), (', "prompt_lookup_min": 1, "prompt_lookup_max": 3', (1, 3))],
+)
+def test_the_lookup_window(window: str, lookup: tuple[int, int]) -> None:
+    """Five words where nothing is said, both ends where one is; n-gram methods alone have one."""
+    asked = '{"method": "ngram", "num_speculative_tokens": 3' + window + "}"
+    assert launch("-sc", asked).lookup == lookup
+    assert launch().lookup is None
+
+
 def test_ngram_moves_to_the_old_runner() -> None:
     """It turns async scheduling off, rounds capture sizes to multiples of 1 + K, and says so."""
     got = resolved("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
