@@ -43,7 +43,8 @@ ui: ## the MLflow UI on what was measured, on 127.0.0.1 (PORT=5000)
 	@python=$(cpu) && exec "$$python" -m runner.tracking --port $(PORT)
 
 serve: ## real vLLM with an exported profile: PROFILE=profile.yaml
-	@python=$(call setup,--engine $$(grep -q 'VLLM_CPU' '$(PROFILE)' && echo cpu || echo gpu)) && \
+	@test -f '$(PROFILE)' || { echo "no profile $(PROFILE): python -m runner.best --export $(PROFILE) writes one" >&2; exit 2; }
+	@python=$(call setup,--engine $$(grep -qE 'VLLM_CPU|^engine: simulated' '$(PROFILE)' && echo cpu || echo gpu)) && \
 	exec "$$python" -m runner.serving --profile '$(PROFILE)' $(SERVE)
 
 doctor: ## what this machine has, and what is in the way

@@ -1,10 +1,10 @@
 """The number that is maximised and the bounds that must hold. Knows one record at a time, and the baseline's mean."""
 
 from collections.abc import Iterable
-from statistics import fmean
 
 from runner.schema.experiment import Experiment, GuardRail
 from runner.schema.trial import Outcome, Role, TrialRecord
+from runner.verdict.starts import mean_over_starts
 
 
 def objective_levels(experiment: Experiment) -> tuple[int, ...]:
@@ -39,7 +39,7 @@ def baseline_tok_s(records: Iterable[TrialRecord], concurrency: int) -> float | 
         if record.role is Role.BASELINE and record.outcome is Outcome.COMPLETE and record.duplicate_of is None
         if (value := output_tok_s(record, concurrency)) is not None
     ]
-    return fmean(values) if values else None
+    return mean_over_starts(values)
 
 
 def excess_percent(value: float | None, rail: GuardRail, baseline: float | None) -> float | None:

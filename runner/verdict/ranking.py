@@ -7,7 +7,6 @@ apart and never win over real ones.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from runner.errors import FailureKind
 from runner.schema.base import Scalar
@@ -15,7 +14,7 @@ from runner.schema.experiment import Experiment, GuardRail
 from runner.schema.launch import LaunchConfig
 from runner.schema.trial import Outcome, Role, TrialRecord
 from runner.verdict.objective import excess_percent, output_tok_s
-from runner.verdict.starts import Finding, Verdict, judge
+from runner.verdict.starts import Finding, Verdict, judge, mean_over_starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +36,8 @@ class Candidate:
     starts: dict[int, tuple[float, ...]]
 
     def mean(self, concurrency: int) -> float | None:
-        """Mean output tok/s over starts at ``concurrency``; None when none gave a valid number."""
-        figures = self.starts.get(concurrency, ())
-        return fmean(figures) if figures else None
+        """Geometric mean of output tok/s over starts, as the verdict takes it; None when none gave a valid number."""
+        return mean_over_starts(self.starts.get(concurrency, ()))
 
 
 @dataclass(frozen=True, slots=True)

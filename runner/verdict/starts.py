@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from scipy.special import stdtrit
 
@@ -40,6 +40,13 @@ class Verdict:
     change_percent: float | None
     interval_percent: tuple[float, float] | None
     rule: str
+
+
+def mean_over_starts(figures: Sequence[float]) -> float | None:
+    """Geometric mean, so that a table's figures and its changes agree; exact for one start, None without any."""
+    if len(figures) == 1:
+        return figures[0]
+    return geometric_mean(figures) if figures else None
 
 
 def judge(candidate: Sequence[float], baseline: Sequence[float], *, repeats: Sequence[Sequence[float]] = ()) -> Verdict:

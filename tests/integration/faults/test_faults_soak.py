@@ -59,14 +59,20 @@ search: {sampler: random, baseline_starts: 3}
 SPACE = """
 knobs:
   shade: {env: FAKE_SHADE, int: {low: 1, high: 100000}}
-  faulty: {choices: {a: {}, b: {}, c: {}, d: {}, yes: {env: {FAKE_FAULTY: "1"}}}}
+  side:
+    choices:
+      a: {}
+      b: {env: {FAKE_SIDE: b}}
+      c: {env: {FAKE_SIDE: c}}
+      d: {env: {FAKE_SIDE: d}}
+      faulty: {env: {FAKE_SIDE: faulty}}
   fault:
     env: FAKE_FAULT
     choices: %s
     required: true
-    when: {faulty: "yes"}
+    when: {side: faulty}
 """
-"""One value in five of ``faulty`` brings a fault along."""
+"""One side in five brings a fault along."""
 
 
 def held(pid: int | None = None) -> dict[str, float]:
@@ -168,7 +174,8 @@ def test_a_sweep_of_two_hundred_trials_stays_flat(tmp_path: Path) -> None:
     for record in faults:
         assert record["failure"] is not None, record["params"]
         assert record["failure"]["kind"] == by_search[record["params"]["fault"]], record["params"]
-    assert all(record["failure"] is None for record in records if "fault" not in record["params"])
+    healthy = [record for record in records if "fault" not in record["params"]]
+    assert [(one["params"], one["failure"]["message"]) for one in healthy if one["failure"] is not None] == []
     print(f"\n{len(records)} trials, {dict(Counter(record['params']['fault'] for record in faults))}")
     for done, state in samples:
         print(f"after {done}: {state}")
