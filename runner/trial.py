@@ -11,12 +11,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from runner.errors import EnvironmentFault, LoadFailed, TrialFailure
 from runner.schema.launch import Effective, LaunchConfig, StartReport, StopReport, TrialOrder
 from runner.schema.trial import Failure, Measurement, Outcome
-from runner.space.settings import flattened
+from runner.space.asked import untold
 
 log = logging.getLogger(__name__)
 
@@ -151,15 +151,4 @@ def effective_key(config: LaunchConfig, effective: Effective | None) -> str | No
     if effective is None or not effective.settings:
         return None
     told = effective.model_dump(mode="json", exclude={"degraded", "nccl_choice", "kv_cache_tokens"})
-    return json.dumps([config.model, config.env, config.gpus, _untold(config, effective), told], sort_keys=True)
-
-
-def _untold(config: LaunchConfig, effective: Effective) -> dict[str, Any]:
-    """What was asked for and stands under no name of its own among the server's settings."""
-    last_names = {name.rpartition(".")[2] for name in effective.settings}
-    untold = {}
-    for (kind, *keys), value, _ in flattened(config.flags, config.structured, {}):
-        name = ".".join(key.replace("-", "_") for key in keys)
-        if name not in (effective.settings if kind == "json" else last_names):
-            untold[name] = value
-    return untold
+    return json.dumps([config.model, config.env, config.gpus, untold(config, effective), told], sort_keys=True)

@@ -1,6 +1,7 @@
 """A connection to Ray, and the handle of one node actor. See the room's ``__init__``."""
 
 import os
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -150,12 +151,16 @@ class Cluster:
             os.environ["PYTHONPATH"] = os.pathsep.join(
                 dict.fromkeys([str(PACKAGE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
             ).strip(os.pathsep)
-            ray.init(address="local", num_gpus=self._gpus, **options)
-            return self
+            options |= {"address": "local", "num_gpus": self._gpus}
+        else:
+            options |= {"address": self._address, "runtime_env": code_to_bring(PACKAGE)}
+        before = signal.getsignal(signal.SIGTERM)
         try:
-            ray.init(address=self._address, runtime_env=code_to_bring(PACKAGE), **options)
+            ray.init(**options)
         except ConnectionError as error:
-            raise _no_cluster(self._address, _first_line(error)) from error
+            raise _no_cluster(self._address or "local", _first_line(error)) from error
+        # Ray takes SIGTERM for a crash: it dumps the stacks and ends. Who waits for the signal must get it.
+        signal.signal(signal.SIGTERM, before)
         return self
 
     def __exit__(

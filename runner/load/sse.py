@@ -32,10 +32,10 @@ class Chunk(msgspec.Struct):
     error: Any = None
 
 
-def error_words(error: object) -> str | None:
-    """``message (type, code)`` of an OpenAI error object; None for anything else."""
+def error_words(error: object) -> str:
+    """``message (type, code)`` of an OpenAI error object; empty for anything else."""
     if not isinstance(error, dict) or not isinstance(error.get("message"), str):
-        return None
+        return ""
     facts = ", ".join(str(error[name]) for name in ("type", "code") if error.get(name) is not None)
     return f"{error['message']} ({facts})" if facts else str(error["message"])
 

@@ -147,7 +147,9 @@ class Stream(asyncio.Protocol):
             return
         usage = chunk.usage
         if chunk.error is not None:
-            row.error = row.error or f"error inside the stream: {error_words(chunk.error) or _quote(payload)}"
+            row.error = (
+                row.error or f"error inside the stream: {error_words(chunk.error)[:_ERROR_TEXT] or _quote(payload)}"
+            )
         elif chunk.choices:
             self._on_choice(row, chunk.choices[0], usage, payload)
         elif usage is None:

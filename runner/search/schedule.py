@@ -72,6 +72,12 @@ def slots(experiment: Experiment) -> Slots:
     return Slots(total, tuple(round(i * last / repeats) if repeats else 0 for i in range(repeats + 1)), finalists)
 
 
+def repeats_owed(records: Sequence[TrialRecord], experiment: Experiment) -> int:
+    """Deliberate repeats that a study still makes, whatever ends its search."""
+    done = sum(record.repeat_of is not None and record.role is not Role.SEARCH for record in counted(records))
+    return max(slots(experiment).repeats - done, 0)
+
+
 def counted(records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """The records that use up the budget: all but the first of a configuration that failed by no fault of its own."""
     forgiven: set[tuple[str, Role]] = set()

@@ -16,11 +16,17 @@ def asked_and_effective(config: LaunchConfig, effective: Effective) -> tuple[str
     return tuple(
         f"{spoken(target)}: asked {_shown(value)} -> effective {_shown(real)}"
         for target, value, real in _compared(config, effective)
-        if _plain(value) != _plain(real)
+        if real is not None and _plain(value) != _plain(real)
     )
 
 
+def untold(config: LaunchConfig, effective: Effective) -> dict[str, Any]:
+    """What was asked for and the server does not tell: all that is known of it is the asking."""
+    return {spoken(target): value for target, value, real in _compared(config, effective) if real is None}
+
+
 def _compared(config: LaunchConfig, effective: Effective) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Each asked setting: its target, its value, and the server's own (None when it does not tell)."""
     by_last = _unique_by_last_name(effective)
     for target, value, _ in flattened(config.flags, config.structured, {}):
         kind, *names = (name.replace("-", "_") for name in target)
@@ -32,8 +38,7 @@ def _compared(config: LaunchConfig, effective: Effective) -> Iterator[tuple[tupl
             real = effective.settings.get(".".join(names))
         else:
             real = by_last.get(names[0])
-        if real is not None:
-            yield target, value, real
+        yield target, value, real
 
 
 def _unique_by_last_name(effective: Effective) -> dict[str, Any]:

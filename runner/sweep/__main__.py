@@ -14,7 +14,6 @@ from runner.errors import StoreError, UsageError
 from runner.records import StudyFiles, fork_study, open_study, results_root
 from runner.schema.study import StudyDescription
 from runner.search import Searcher
-from runner.search.schedule import slots
 from runner.serving.checks import Verdict, all_checks
 from runner.serving.processes import leftovers, reap_leftovers
 from runner.serving.provenance import provenance
@@ -159,14 +158,16 @@ def run_study(plan: Plan, options: Options, study: StudyFiles, console: Console,
     root = study.folder.parent
     for running in study.half_run():
         record = study.close_half_run(running, datetime.now(UTC))
-        console.print(f"trial {record.number} was cut short by the end of its driver; it is closed and tried once more")
+        console.print(
+            f"trial {record.number} was cut short by the end of its driver; it is closed, and tried once more"
+        )
     searcher = Searcher(
         plan.space, plan.experiment, study=plan.study, storage=root / "study.db", records=study.records()
     )
     simulated = plan.experiment.engine.kind == "simulated"
     # A local Ray is told of a described node's GPUs, and finds real ones by itself.
     gpus = plan.gpus if simulated else None
-    display = Display(console, budget=plan.experiment.budget, owed=slots(plan.experiment).repeats, simulated=simulated)
+    display = Display(console, budget=plan.experiment.budget, simulated=simulated)
     with Tracking(root, study.description) as tracking:
         # Its stores are made while the first server starts.
         tracking.open(study.folder, study.records())

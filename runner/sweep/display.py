@@ -35,20 +35,19 @@ class Display:
     Args:
         console: Where to.
         budget: When the study ends.
-        owed: Repeats that a study which runs out of time still makes, at most.
         simulated: Whether every number shown is simulated, and called so.
     """
 
-    def __init__(self, console: Console, *, budget: Budget, owed: int, simulated: bool) -> None:
+    def __init__(self, console: Console, *, budget: Budget, simulated: bool) -> None:
         self._console = console
         self._trials = budget.trials
         self._wall_s = budget.wall_s
-        self._owed = owed
         self._simulated = simulated
         self._began = time.monotonic()
         self._spent_s: list[float] = []
         self._best = "none yet"
         self._done = 0
+        self._owed = 0
         self._shown_phase = ""
         columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
         self._progress = Progress(
@@ -59,7 +58,7 @@ class Display:
 
     def __enter__(self) -> "Display":
         self._progress.start()
-        self._study_bar = self._progress.add_task("trials", total=self._trials, note="")
+        self._study_bar = self._progress.add_task("trials", total=self._trials, completed=self._done, note="")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,11 +90,20 @@ class Display:
         """One level's line, in the manner people know."""
         self.say("  " + level_line(measurement) + ("  (simulated)" if self._simulated else ""))
 
-    def ended(self, record: TrialRecord, done: int, best: str) -> None:
-        """A trial's last line, and the bars moved on."""
-        self._best, self._done = best, done
-        if record.repeat_of is not None:
-            self._owed = max(self._owed - 1, 0)
+    def stands(self, *, done: int, owed: int, best: str) -> None:
+        """Where the study is.
+
+        Args:
+            done: Trials that count.
+            owed: Repeats it still makes when it runs out of time.
+            best: Highest figure so far, in words.
+        """
+        self._done, self._owed, self._best = done, owed, best
+        if self._study_bar is not None:
+            self._progress.update(self._study_bar, completed=done, note=self._study_note())
+
+    def ended(self, record: TrialRecord) -> None:
+        """A trial's last line; ``stands`` was told before."""
         if record.effective is not None:
             for line in (*asked_and_effective(record.config, record.effective), *record.effective.degraded):
                 self.say(f"  {line}", style="yellow")
@@ -104,23 +112,21 @@ class Display:
         elif record.failure is not None:
             word = "ruled out" if record.outcome is Outcome.PRUNED else "failed"
             self.say(f"  {word}: {record.failure.kind}: {record.failure.message}", style="yellow")
-        if self._study_bar is not None:
-            self._progress.update(self._study_bar, completed=done, note=self._study_note(done))
         if not self._console.is_terminal:
-            self.say(f"  {done}/{self._trials} trials, {self._study_note(done)}")
+            self.say(f"  {self._done}/{self._trials} trials, {self._study_note()}")
 
-    def _study_note(self, done: int) -> str:
+    def _study_note(self) -> str:
         elapsed_s = time.monotonic() - self._began
-        left_s = self._left_s(done, elapsed_s)
+        left_s = self._left_s(elapsed_s)
         eta = f", about {clock(left_s)} left" if left_s else ""
         return f"{clock(elapsed_s)} elapsed{eta}; best {self._best}"
 
-    def _left_s(self, done: int, elapsed_s: float) -> float | None:
+    def _left_s(self, elapsed_s: float) -> float | None:
         """Seconds until the trials or the clock end the study, at the pace so far; None before there is one."""
         if not self._spent_s:
             return None
         mean_s = sum(self._spent_s) / len(self._spent_s)
-        left_s = mean_s * max(self._trials - done, 0)
+        left_s = mean_s * max(self._trials - self._done, 0)
         if self._wall_s is None:
             return left_s
         return min(left_s, max(self._wall_s - elapsed_s, 0.0) + mean_s * self._owed)
@@ -137,7 +143,7 @@ class Display:
     def _show(self, phase: Phase, steps: tuple[str, ...]) -> None:
         name = phase.name.split(" ")[0]
         if self._study_bar is not None:
-            self._progress.update(self._study_bar, note=self._study_note(self._done))
+            self._progress.update(self._study_bar, note=self._study_note())
         if self._trial_bar is not None:
             done = steps.index(name) if name in steps else 0
             note = f"{phase.name} {clock(phase.elapsed_s)} {phase.detail}"

@@ -18,7 +18,7 @@ from runner.schema.launch import LaunchConfig, StartReport, TrialOrder
 from runner.schema.study import Running
 from runner.schema.trial import Outcome, Provenance, Role, TrialRecord
 from runner.search import Proposal, Searcher
-from runner.search.schedule import counted
+from runner.search.schedule import counted, repeats_owed
 from runner.sweep.display import Display
 from runner.sweep.interrupt import Interrupt
 from runner.sweep.plan import Plan
@@ -76,6 +76,7 @@ class Loop:
 
     def run(self) -> None:
         """Runs trials until the budget, the space, the clock or the user ends the study."""
+        self._show_standing()
         began = time.monotonic()
         budget_s = self._plan.experiment.budget.wall_s
         while not self._interrupt.asked:
@@ -241,7 +242,8 @@ class Loop:
         self._remember(record)
         self._searcher.tell(record)
         self._tracking.log(record)
-        self._display.ended(record, len(counted(self._study.records())), self._best())
+        self._show_standing()
+        self._display.ended(record)
         log.debug("recording trial %d took %.3f s", record.number, time.monotonic() - began)
 
     def _remember(self, record: TrialRecord) -> None:
@@ -252,6 +254,11 @@ class Loop:
         effective = trial.effective_key(record.config, record.effective)
         if effective is not None:
             self._twins.setdefault(effective, record.number)
+
+    def _show_standing(self) -> None:
+        records = self._study.records()
+        owed = repeats_owed(records, self._plan.experiment)
+        self._display.stands(done=len(counted(records)), owed=owed, best=self._best())
 
     def _best(self) -> str:
         goal = self._plan.experiment.goal

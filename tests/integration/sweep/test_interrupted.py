@@ -8,13 +8,16 @@ import pytest
 from tests.integration.sweep.conftest import STUDY, Start, records, sql, wait_until_gone
 
 
-def test_ctrl_c_closes_the_trial_and_the_same_command_goes_on(folder: Path, start: Start) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_closes_the_trial_and_the_same_command_goes_on(
+    folder: Path, start: Start, number: signal.Signals
+) -> None:
     """Interrupted in mid-ladder: the server goes, the trial is closed as cancelled, and is tried once more later."""
     sweep = start()
     sweep.wait_for("trial 1")
     sweep.wait_for("C=   4")
     sweep.lines.append("--- interrupted")
-    sweep.send(signal.SIGINT)
+    sweep.send(number)
     assert sweep.end() == 130, sweep.text
     wait_until_gone(STUDY)
     before = records(folder)

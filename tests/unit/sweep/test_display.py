@@ -25,12 +25,12 @@ def test_the_time_left_ends_with_the_clock(
     now_s = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     out = io.StringIO()
-    with Display(
-        Console(file=out, width=120), budget=Budget(trials=10, wall_s=wall_s), owed=owed, simulated=False
-    ) as display:
+    budget = Budget(trials=10, wall_s=wall_s)
+    with Display(Console(file=out, width=120), budget=budget, simulated=False) as display:
         display._spent_s.append(TRIAL_S)
         now_s[0] = TRIAL_S
-        display.ended(finished(), 1, "none yet")
+        display.stands(done=1, owed=owed, best="none yet")
+        display.ended(finished())
     assert told in out.getvalue()
 
 
