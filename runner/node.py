@@ -34,7 +34,7 @@ class Node:
     def __init__(
         self, folder: Path | None = None, gpu_ids: tuple[str, ...] = (), *, owners: tuple[int, ...] = ()
     ) -> None:
-        self._folder = folder or node_folder() / f"node-{os.getpid()}"
+        self._folder = folder or _folder_of_its_own()
         self._owners = owners
         self._gpu_ids = gpu_ids
         self._server: Server | None = None
@@ -135,6 +135,14 @@ class Node:
         with self._lock:
             since_s = time.monotonic() if name != self._phase[0] else self._phase[2]
             self._phase = (name, detail, since_s)
+
+
+def _folder_of_its_own() -> Path:
+    """This process's among the user's; those of processes that were killed go."""
+    for left in node_folder().glob("node-*"):
+        if processes.identity(int(left.name.removeprefix("node-"))) is None:
+            shutil.rmtree(left, ignore_errors=True)
+    return node_folder() / f"node-{os.getpid()}"
 
 
 def _target(server: Server) -> Target:

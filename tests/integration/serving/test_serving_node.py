@@ -1,5 +1,7 @@
 """The node's calls from several threads, as an actor makes them, and what it hands over."""
 
+import os
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 
 from runner.errors import Cancelled, TrialFailure
 from runner.node import Node
+from runner.serving.lease import node_folder
 from runner.serving.server import Server
 from tests.fakes.trials import SHORT, left_of, order, until
 
@@ -89,6 +92,18 @@ def test_what_a_stop_hands_over(tmp_path: Path) -> None:
     assert secret not in log
     assert set(stopped.durations_s) == {"term", "kill", "memory"}
     assert not (tmp_path / "node").exists()
+
+
+def test_folders_of_killed_nodes_go(tmp_path: Path) -> None:
+    """A node that was killed could not clean up; the next one does, and leaves those of living ones alone."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left, used = node_folder() / f"node-{gone.pid}", node_folder() / f"node-{os.getppid()}"
+    for folder in (left, used):
+        (folder / "trial-0").mkdir(parents=True)
+    Node()
+    assert not left.exists()
+    assert used.exists()
 
 
 def test_a_failed_start_hands_over_its_log(tmp_path: Path) -> None:
