@@ -79,6 +79,7 @@ class Connection:
     inbox: bytearray = field(default_factory=bytearray)
     outbox: bytearray = field(default_factory=bytearray)
     sent: Sent | None = None
+    received_ns: int = 0
     due_ns: int = 0
     count: int = 0
     prompt_tokens: int = 0
@@ -155,6 +156,8 @@ class TruthServer:
         if not data:
             self.drop(connection)
             return
+        if not connection.inbox:  # The request is here from its first byte on: reading it is the server's own time.
+            connection.received_ns = time.perf_counter_ns()
         connection.inbox += data
         end = connection.inbox.find(b"\r\n\r\n")
         if end < 0:
@@ -244,7 +247,7 @@ class TruthServer:
             return
         self.prompted += connection.prompt_tokens
         asked = wanted.get("max_tokens") or wanted.get("max_completion_tokens") or 16
-        connection.sent = Sent(time.perf_counter_ns(), asked)
+        connection.sent = Sent(connection.received_ns, asked)
         connection.count, connection.held = 0, b""
         cap = self.opts.max_running or self.opts.conn_cap
         if cap and self.running >= cap:

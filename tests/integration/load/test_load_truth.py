@@ -68,11 +68,14 @@ Grid = dict[tuple[int, int], tuple[Measurement, Truth]]
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
     """Every chunk size at every level; the light levels several at a time."""
+    folder = tmp_path_factory.mktemp("truth")  # Before the threads: pytest's own folder must not be made by several.
 
     def case(key: tuple[int, int]) -> tuple[Measurement, Truth]:
         size, concurrency = key
         pace = ("--ttft-ms", "60", "--tpot-ms", str(20 / size), "--tokens-per-chunk", str(size))
-        return undisturbed(pace, concurrency, LARGER_OF[0], tmp_path_factory.mktemp("level"))
+        own = folder / f"{size}-{concurrency}"
+        own.mkdir()
+        return undisturbed(pace, concurrency, LARGER_OF[0], own)
 
     found: Grid = {}
     for concurrency, workers in zip(LEVELS, (4, 2, 1), strict=True):
