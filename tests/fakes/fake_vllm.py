@@ -20,6 +20,9 @@ from pathlib import Path
 FAULT, _, ARGUMENT = os.environ.get("FAKE_FAULT", "").partition(":")
 TOKEN_S = float(os.environ.get("FAKE_TOKEN_S", "0.002"))
 
+FAILS_AFTER = 60
+"""Tokens after which a fault under load sets in: soon, so that a busy machine comes to it as well."""
+
 MAPPED: list[mmap.mmap] = []
 
 LINES = {
@@ -146,7 +149,9 @@ def hold_memory(gib: float) -> None:
         told = json.loads(Path(path).read_text())
         for gpu in told.values():
             gpu["used_gib"] = gib
-        Path(path).write_text(json.dumps(told))
+        new = Path(f"{path}.{os.getpid()}")
+        new.write_text(json.dumps(told))
+        new.replace(path)
 
 
 def keep_mapped(paths: list[str]) -> None:
@@ -272,12 +277,12 @@ class Handler(BaseHTTPRequestHandler):
     def tokens(self, wanted: int, prompted: int) -> None:
         for number in range(1, wanted + 1):
             time.sleep(TOKEN_S)
-            if FAULT == "stalls" and State.generated > int(ARGUMENT or 200):
+            if FAULT == "stalls" and State.generated > FAILS_AFTER:
                 sleep_for_ever()
-            if FAULT == "dies_under_load" and State.generated > 200:
+            if FAULT == "dies_under_load" and State.generated > FAILS_AFTER:
                 say(ARGUMENT)
                 os._exit(1)
-            if FAULT == "dead_under_load" and State.generated > 200:
+            if FAULT == "dead_under_load" and State.generated > FAILS_AFTER:
                 State.dead = True
                 self.event({"error": {"message": "fake engine died", "code": 500}})
                 break

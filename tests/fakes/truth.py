@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import requests
 
 from runner.load.samples import read
 from runner.load.server import Target
 from runner.schema.experiment import Protocol
+from tests.fakes.trials import until
 
 SERVER = Path(__file__).with_name("truth_server.py")
 
@@ -21,6 +23,18 @@ QUICK = Protocol(
     warmup_min_s=0.2, warmup_max_s=3, window_s=1, windows=3, max_windows=3, stall_s=20, drain_s=10, request_timeout_s=20
 )
 """Short enough for a test, long enough for whole-second bins."""
+
+
+def load_clients() -> list[psutil.Process]:
+    """The client processes of this test; waited for, since a process that has just begun shows no command yet."""
+    found: list[psutil.Process] = []
+
+    def look() -> bool:
+        found[:] = [one for one in psutil.Process().children() if "runner.load.worker" in one.cmdline()]
+        return found != []
+
+    assert until(look), "no client process"
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,12 @@ def fails(trial: TrialOrder, folder: Path) -> TrialFailure:
     return raised.value
 
 
-def supervisor_of(server: Server) -> int:
+def kill_the_supervisor_of(server: Server) -> None:
+    """SIGKILL it a moment after it is there: a busy machine may take long to start one."""
+    assert until(lambda: server._process is not None)
     assert server._process is not None
-    return server._process.supervisor_pid
+    time.sleep(0.3)
+    os.kill(server._process.supervisor_pid, signal.SIGKILL)
 
 
 def starts(trial: TrialOrder, folder: Path) -> None:
@@ -259,7 +262,7 @@ def test_a_supervisor_killed_at_any_phase(tmp_path: Path, phase: str) -> None:
 
     def on_phase(name: str, detail: str) -> None:
         if name == phase:
-            threading.Timer(0.3, lambda: os.kill(supervisor_of(server), signal.SIGKILL)).start()
+            threading.Thread(target=kill_the_supervisor_of, args=[server]).start()
 
     server._on_phase = on_phase
     with pytest.raises(ServerExited, match="supervisor"):

@@ -61,6 +61,7 @@ def test_owner_and_supervisor_killed_together(tmp_path: Path) -> None:
     first = next(one for one in marked(marker) if one.marker == marker)
     assert first.owned
     supervisor = int(Path(f"/proc/{first.pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    process.send_signal(signal.SIGSTOP)  # Or it would hear of its supervisor's end and clean up before its own.
     os.kill(supervisor, signal.SIGKILL)
     process.kill()
     process.wait(10)

@@ -153,7 +153,7 @@ def measured(node: Node, trial: TrialOrder) -> TrialFailure:
 @pytest.mark.parametrize(
     ("fault", "kinds"),
     [
-        ("stalls:100", (Hang,)),
+        ("stalls", (Hang,)),
         ("dead_under_load", (EngineDead,)),
         ("dies_under_load:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB", (OutOfMemory,)),
         ("dies_under_load:RuntimeError: something nobody knows", (ServerExited,)),
@@ -177,9 +177,9 @@ def test_a_server_that_fails_under_load(tmp_path: Path, fault: str, kinds: tuple
 
 
 def fake_driver(folder: Path, used_gib: float, ids: tuple[str, ...] = ("0", "1")) -> Path:
-    path = folder / "nvml.json"
-    path.write_text(json.dumps({one: {"used_gib": used_gib, "total_gib": 80.0} for one in ids}))
-    return path
+    path, new = folder / "nvml.json", folder / "nvml.json.new"
+    new.write_text(json.dumps({one: {"used_gib": used_gib, "total_gib": 80.0} for one in ids}))
+    return new.replace(path)  # In one step: it is read meanwhile.
 
 
 def test_memory_that_comes_back_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from runner.load.measure import Bench, measure
 from runner.load.samples import read
 from runner.schema.experiment import Protocol, Workload
 from runner.schema.trial import Measurement
-from tests.fakes.truth import QUICK, nothing, raising, serving
+from tests.fakes.truth import QUICK, load_clients, nothing, raising, serving
 
 WORKLOAD = Workload(input_tokens=16, output_tokens=24)
 SHORT = QUICK.model_copy(update={"windows": 1, "max_windows": 1, "warmup_min_s": 0.1, "warmup_max_s": 1.0})
@@ -84,16 +84,17 @@ Outcomes = dict[str, Measurement | LoadFailed]
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """Every server of the three tables measured, several at a time: they mostly wait."""
 
-    def outcome(switches: str) -> Measurement | LoadFailed:
+    def outcome(switches: str, folder: Path) -> Measurement | LoadFailed:
         protocol = SHORT.model_copy(update={"windows": 3, "max_windows": 3})
         try:
-            return level(tmp_path_factory.mktemp("level"), *switches.split(), protocol=protocol)
+            return level(folder, *switches.split(), protocol=protocol)
         except LoadFailed as failure:
             return failure
 
     every = (*BROKEN, *ODD, *DOUBTFUL)
+    folders = [tmp_path_factory.mktemp("level") for _ in every]  # Not in the threads: they would race for the name.
     with ThreadPoolExecutor(max_workers=6) as pool:
-        return dict(zip(every, pool.map(outcome, every), strict=True))
+        return dict(zip(every, pool.map(outcome, every, folders), strict=True))
 
 
 @pytest.mark.parametrize("switches", BROKEN)
@@ -233,7 +234,7 @@ def test_a_killed_server_fails_the_level(tmp_path: Path) -> None:
 def test_a_killed_client_process_is_not_the_servers_fault(tmp_path: Path) -> None:
     """It is the environment's, and the level does not go on with fewer streams."""
     with serving() as served, Bench(served.target, WORKLOAD) as bench:
-        (client,) = [one for one in psutil.Process().children() if "runner.load.worker" in one.cmdline()]
+        (client,) = load_clients()
         killer = threading.Timer(0.5, client.kill)
         killer.start()
         with pytest.raises(EnvironmentFault, match="client process"):
@@ -280,7 +281,7 @@ def test_measures_from_a_thread_with_signals_blocked(tmp_path: Path) -> None:
             results.append(
                 bench.measure(SHORT, 2, 3, on_phase=nothing, check=nothing, samples_path=tmp_path / "s.parquet")
             )
-            clients = [one for one in psutil.Process().children() if "runner.load.worker" in one.cmdline()]
+            clients = load_clients()
             masks.extend(Path(f"/proc/{one.pid}/status").read_text() for one in clients)
 
     thread = threading.Thread(target=run)

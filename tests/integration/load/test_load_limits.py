@@ -5,12 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from runner.load.measure import Bench, measure
 from runner.schema.experiment import Workload
-from tests.fakes.truth import QUICK, nothing, serving
+from tests.fakes.truth import QUICK, load_clients, nothing, serving
 
 pytestmark = pytest.mark.alone
 
@@ -45,7 +44,7 @@ def test_a_starved_client_is_client_bound(tmp_path: Path) -> None:
     """Its core is taken by others: the event loop lags, and the level is void rather than slow."""
     burn = "import os; os.sched_setaffinity(0, {0})\nwhile True: pass"
     with serving("--ttft-ms", "20", "--tpot-ms", "10") as served, Bench(served.target, WORKLOAD) as bench:
-        (client,) = [one for one in psutil.Process().children() if "runner.load.worker" in one.cmdline()]
+        (client,) = load_clients()
         client.cpu_affinity([0])
         client.nice(10)
         burners = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(2)]
