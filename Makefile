@@ -34,6 +34,7 @@ help: ## this list
 	@echo "make sweep SPACE=cpu.yaml [EXPERIMENT=..] [TRIALS=..] [STUDY=..] [MODEL=..] [SERVE='--flag ..'] [DRY=1] [PYTHON=..] [ADDRESS=..]"
 
 sweep: ## search launch configurations: SPACE=cpu.yaml (also nccl, cudagraph, parallel, speculative, scheduler, full)
+	@test -n '$(SPACE)' || { echo "which space? make sweep SPACE=cpu.yaml; others: $$(cd search_spaces && echo *.yaml)" >&2; exit 2; }
 	@python=$(call setup,--space '$(SPACE)' --experiment '$(EXPERIMENT)') && exec "$$python" -m runner.sweep $(sweep_options)
 
 best: ## the best configurations of the last study (STUDY=.. for another)

@@ -130,7 +130,11 @@ def _study_folder(given: str | None, root: Path) -> Path:
         if (folder / "study.yaml").is_file():
             return folder
     known = ", ".join(folder.name for folder in studies(root)) or "none"
-    raise UsageError(f"there is no study {given!r}", remedy=f"Studies under {root}: {known}.")
+    beside = ", ".join(sorted(str(one.parent) for one in Path(given).parent.glob("*/study.yaml")))
+    raise UsageError(
+        f"there is no study {given!r}",
+        remedy=f"Studies under {root}: {known}.{f' Beside it: {beside}.' if beside else ''}",
+    )
 
 
 def _chosen(summary: Summary, options: argparse.Namespace) -> Winner:
@@ -173,7 +177,15 @@ def _winner_line(winner: Winner, synthetic: bool) -> str:
     name = "baseline" if candidate.is_baseline else describe(candidate.params)
     kind = "synthetic acceptance" if synthetic else "simulated" if candidate.simulated else ""
     label = f"best at C={winner.concurrency}" + (f" ({kind})" if kind else "")
-    return f"{label}: {name}, {figure:.1f} tok/s, trial {candidate.numbers[0]} ({winner.rule})"
+    facts = [winner.rule, *_missed(winner.standing)]
+    if winner.concurrency in candidate.front_end_bound:
+        facts.append("limited by the server's API process")
+    return f"{label}: {name}, {figure:.1f} tok/s, trial {candidate.numbers[0]} ({'; '.join(facts)})"
+
+
+def _missed(standing: Standing) -> list[str]:
+    """The guard-rails that a configuration misses."""
+    return [f"misses the guard-rail at C={c} by {x:.1f} %" for c, x in standing.excess_percent.items() if x > 0]
 
 
 def _profile_level(level: Level, summary: Summary) -> ProfileLevel:
@@ -188,6 +200,7 @@ def _profile_level(level: Level, summary: Summary) -> ProfileLevel:
         baseline_output_tok_s=_rounded(level.baseline_tok_s),
         change_percent=None if verdict is None else _rounded(verdict.change_percent),
         verdict=said,
+        limited_by="api_server" if level.front_end_bound else None,
     )
 
 
@@ -204,6 +217,7 @@ def _note(standing: Standing, summary: Summary) -> str | None:
             if level.verdict is not None and level.verdict.change_percent is not None
             if level.verdict.finding is Finding.WORSE
         ),
+        *_missed(standing),
         f"{summary.no_baseline}: no gain is claimed" if summary.no_baseline else "",
     ]
     return "; ".join(note for note in notes if note) or None

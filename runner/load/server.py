@@ -157,7 +157,7 @@ def find_target(base_url: str, *, model: str | None = None, api_key: str | None 
     """Ask a server what it serves.
 
     Args:
-        base_url: With or without a trailing ``/v1``.
+        base_url: With or without a trailing ``/v1``; ``http://`` may be left out.
         model: One of the names it serves; None takes the first.
         api_key: Bearer token.
 
@@ -165,19 +165,33 @@ def find_target(base_url: str, *, model: str | None = None, api_key: str | None 
         UsageError: Nothing answers there, or not with models.
     """
     base_url = base_url.rstrip("/").removesuffix("/v1")
+    base_url = base_url if "://" in base_url else f"http://{base_url}"
     server = Server(Target(base_url=base_url, model="", api_key=api_key))
     try:
         reply = server._http.get(server._url("/v1/models"), timeout=REPLY_S)
         reply.raise_for_status()
         models = {entry["id"]: entry for entry in reply.json()["data"]}
     except (requests.RequestException, KeyError, TypeError) as error:
-        raise UsageError(f"no OpenAI-compatible server at {base_url}: {error}", remedy="check --url") from error
+        raise UsageError(
+            f"no OpenAI-compatible server at {base_url}: {_why_not(error)}", remedy="check --url"
+        ) from error
     finally:
         server.close()
     if not models or (model is not None and model not in models):
         raise UsageError(f"{base_url} does not serve {model or 'any model'}", remedy=f"it serves: {', '.join(models)}")
     name = model or next(iter(models))
     return Target(base_url=base_url, model=name, max_model_len=models[name].get("max_model_len"), api_key=api_key)
+
+
+def _why_not(error: Exception) -> str:
+    """In a user's words, where the library's own say more about itself than about the server."""
+    if isinstance(error, requests.Timeout):
+        return f"no answer within {REPLY_S:.0f} s"
+    if isinstance(error, requests.ConnectionError):
+        return "nothing answers there"
+    if isinstance(error, requests.HTTPError | requests.exceptions.InvalidSchema):
+        return str(error)
+    return "its /v1/models is not a list of models"
 
 
 def _says_success(reply: requests.Response) -> bool:

@@ -1,6 +1,6 @@
 """The exported winner: ``profile.yaml``."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,13 +10,17 @@ from runner.schema.trial import Provenance
 
 
 class ProfileLevel(Model):
-    """Measured output tok/s at one concurrency, the baseline's beside it. None: not measured."""
+    """Measured output tok/s at one concurrency, the baseline's beside it. None: not measured.
+
+    ``limited_by`` names what the limit was if not the engine.
+    """
 
     concurrency: int
     output_tok_s: float | None
     baseline_output_tok_s: float | None
     change_percent: float | None = None
     verdict: str
+    limited_by: Literal["api_server"] | None = None
 
 
 class Chosen(Model):

@@ -16,17 +16,12 @@ PORT = 8000
 
 
 def print_dry_run(plan: Plan, order: TrialOrder, console: Console) -> None:
-    """Prints the resolved experiment, the knobs, and the first trial's exact command line and environment."""
+    """Prints the first trial's exact command line and environment, the knobs, and the resolved experiment."""
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    say(f"study {plan.study}: {plan.experiment.budget.trials} trials, ladder {list(plan.experiment.ladder)}\n")
-    say("experiment, resolved:")
-    say(_indented(yaml.safe_dump(plan.experiment.model_dump(mode="json", by_alias=True), sort_keys=False)))
-    say("knobs (each may be unset too, unless it says required):")
-    for knob in plan.space.knobs:
-        say(f"  {knob_line(plan.space, knob)}")
+    say(f"study {plan.study}: {plan.experiment.budget.trials} trials, ladder {list(plan.experiment.ladder)}")
     words = command(order, port=PORT, served_name=plan.study)
     own = environment(order, {}, (), sockets=Path("/tmp"), ready_s=0)
     say(f"\nfirst trial, the baseline ({order.config.gpus} GPUs), fingerprint {order.config.fingerprint}:")
@@ -34,13 +29,18 @@ def print_dry_run(plan: Plan, order: TrialOrder, console: Console) -> None:
     say("environment on top of PATH, HOME, caches and proxies:")
     for name, value in sorted(own.items()):
         say(f"  {name}={value}")
-    say("\nnothing was started")
+    say("\nknobs (each may be unset too, unless it says required):")
+    for knob in plan.space.knobs:
+        say(f"  {knob_line(plan.space, knob)}")
+    say("\nexperiment, resolved:")
+    say(_indented(yaml.safe_dump(plan.experiment.model_dump(mode="json", by_alias=True), sort_keys=False)))
+    say("nothing was started")
 
 
 def knob_line(space: Space, knob: Knob) -> str:
     """One knob in one line: where it goes, what it may be, under which condition."""
     values = ", ".join(knob.labels) if knob.range is None else str(knob.range)
-    when = "".join(f" when {name} is {wanted}" for name, wanted in knob.when.items())
+    when = "".join(f", when {name} is {' or '.join(wanted)}" for name, wanted in knob.when.items())
     return f"{knob.name}: {values}{' (required)' if knob.required else ''}{when}"
 
 

@@ -150,6 +150,7 @@ def _flat_settings(record: TrialRecord) -> dict[str, object]:
 
 def _tags(record: TrialRecord) -> dict[str, object]:
     void = {f"void_c{m.concurrency}": m.reason or "no reason given" for m in record.measurements if not m.valid}
+    limited = {f"limited_by_c{m.concurrency}": m.limited_by for m in record.measurements if m.limited_by}
     tags: dict[str, object | None] = {
         "kind": "trial",
         "study": record.study,
@@ -169,4 +170,4 @@ def _tags(record: TrialRecord) -> dict[str, object]:
         "host": record.provenance.host,
         "gpus": ", ".join(record.provenance.gpus) or None,
     }
-    return {key: value for key, value in {**tags, **void}.items() if value is not None}
+    return {key: value for key, value in {**tags, **void, **limited}.items() if value is not None}

@@ -24,6 +24,7 @@ class Candidate:
     Attributes:
         numbers: Its trials, in order; the first proposed it.
         starts: Concurrency -> output tok/s of each start that gave a valid number.
+        front_end_bound: Concurrencies at which the server's front end, not its engine, was the limit of a start.
     """
 
     fingerprint: str
@@ -34,6 +35,7 @@ class Candidate:
     simulated: bool
     synthetic_acceptance: float | None
     starts: dict[int, tuple[float, ...]]
+    front_end_bound: frozenset[int] = frozenset()
 
     def mean(self, concurrency: int) -> float | None:
         """Geometric mean of output tok/s over starts, as the verdict takes it; None when none gave a valid number."""
@@ -42,13 +44,19 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One concurrency of a candidate beside the baseline's. ``verdict`` is None for the baseline and without one."""
+    """One concurrency of a candidate beside the baseline's.
+
+    Attributes:
+        verdict: None for the baseline and without one.
+        front_end_bound: Whether the figure is the limit of the server's front end, not of its engine.
+    """
 
     concurrency: int
     output_tok_s: float | None
     baseline_tok_s: float | None
     starts: int
     verdict: Verdict | None
+    front_end_bound: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +192,9 @@ def _candidate(group: Sequence[TrialRecord]) -> Candidate:
         simulated=any(record.simulated for record in group),
         synthetic_acceptance=first.synthetic_acceptance,
         starts={concurrency: tuple(figures) for concurrency, figures in starts.items()},
+        front_end_bound=frozenset(
+            m.concurrency for record in group for m in record.measurements if m.limited_by == "api_server"
+        ),
     )
 
 
@@ -222,6 +233,7 @@ def _level(candidate: Candidate, concurrency: int, everyone: Sequence[Candidate]
         baseline_tok_s=None if baseline is None else baseline.mean(concurrency),
         starts=len(mine),
         verdict=verdict,
+        front_end_bound=concurrency in candidate.front_end_bound,
     )
 
 
@@ -246,8 +258,8 @@ def _winner(ranked: Sequence[Standing], concurrency: int, *, guarded: bool) -> W
     better = [s for s in allowed if (v := verdicts.get(s.rank)) is not None and v.finding is Finding.BETTER]
     baseline = next((s for s in allowed if s.candidate.is_baseline), None)
     if better:
-        chosen, rule = better[0], "fastest of those shown to be better than the baseline"
-    elif all(v is None or v.interval_percent is None for v in verdicts.values()):
+        chosen, rule = _simplest(better, concurrency)
+    elif all(v is None or v.spread_percent is None for v in verdicts.values()):
         chosen, rule = allowed[0], "fastest measured; not decided, since nothing was started twice"
     elif baseline is not None:
         chosen, rule = baseline, "nothing was shown to be better"
@@ -255,6 +267,17 @@ def _winner(ranked: Sequence[Standing], concurrency: int, *, guarded: bool) -> W
         chosen, rule = allowed[0], "fastest measured of this ranking; none was shown to be better than the baseline"
     runner_up = next((s for s in allowed if s is not chosen), None)
     return Winner(chosen, concurrency, rule, runner_up, _margin(chosen, runner_up, concurrency))
+
+
+def _simplest(better: Sequence[Standing], concurrency: int) -> tuple[Standing, str]:
+    """Of those shown to be better, fastest first: whoever is not told apart from the fastest and changes the least."""
+    level = better[0].level(concurrency)
+    spread = 0.0 if level is None or level.verdict is None else level.verdict.spread_percent or 0.0
+    tied = [s for s in better if (_margin(better[0], s, concurrency) or 0.0) <= spread]
+    chosen = min(tied, key=lambda s: (not s.within_guard_rails, len(s.candidate.params)))
+    if chosen is better[0]:
+        return chosen, "fastest of those shown to be better than the baseline"
+    return chosen, f"shown to be better than the baseline, and simpler than what is no more than {spread:.1f} % faster"
 
 
 def _margin(chosen: Standing, runner_up: Standing | None, concurrency: int) -> float | None:

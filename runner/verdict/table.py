@@ -13,6 +13,9 @@ MISSING = "–"
 NAME = 2
 """Position of the column that names the configuration."""
 
+FRONT_END = "*"
+"""Beside a figure that the server's front end limits."""
+
 LONGEST_WORD = 36
 """Of a configuration, characters, that a narrow terminal still shows uncut."""
 
@@ -96,7 +99,7 @@ def describe(params: dict[str, Scalar]) -> str:
 def _cell(level: Level) -> str:
     if level.output_tok_s is None:
         return MISSING
-    text = f"{level.output_tok_s:.1f}"
+    text = f"{level.output_tok_s:.1f}{FRONT_END if level.front_end_bound else ''}"
     if level.verdict is None or level.verdict.change_percent is None:
         return text
     return f"{text} {level.verdict.change_percent:+.1f} %\n{level.verdict.finding}"
@@ -108,6 +111,8 @@ def _notes(summary: Summary) -> tuple[str, ...]:
         notes.append("simulated: no real engine made these numbers")
     if summary.synthetic:
         notes.append("synthetic acceptance: drafts are accepted at a set rate, not by the text; ranked apart")
+    if any(level.front_end_bound for s in (*summary.standings, *summary.synthetic) for level in s.levels):
+        notes.append(f"{FRONT_END} limited by the server's API process, not by the engine")
     if summary.no_baseline:
         notes.append(f"{summary.no_baseline}; no gain is claimed and guard-rails do not apply")
     if summary.winner is not None:

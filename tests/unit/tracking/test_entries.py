@@ -41,6 +41,13 @@ def test_a_void_level_is_a_tag_and_never_a_figure() -> None:
     assert found.tags["void_c8"] == "counts differ"
 
 
+def test_a_figure_that_the_front_end_limits_says_so() -> None:
+    """Somebody who sorts by it must not take it for the engine's."""
+    limited = Measurement(concurrency=256, valid=True, output_tok_s=9000.0, limited_by="api_server")
+    found = trial_entries(record(1, 5.0).model_copy(update={"measurements": (limited,)}), experiment())
+    assert found.tags["limited_by_c256"] == "api_server"
+
+
 def test_the_goal_is_a_percentage() -> None:
     """Of the goal's tok/s at the goal's concurrency."""
     found = trial_entries(record(1, {1: 57.0}), experiment())

@@ -69,6 +69,23 @@ def test_the_winner_is_the_fastest_that_is_shown_to_be_better() -> None:
     assert winner.standing.candidate.params == {"drafts": 3}
 
 
+def test_among_those_not_told_apart_the_simplest_wins() -> None:
+    """Two tenths of a percent are no reason to force a protocol as well; ten percent are."""
+    baseline = [record(i, 100.0 + i, role=Role.BASELINE) for i in range(3)]
+    plain = record(3, 110.0, params={"channels": 16})
+    forced = record(4, 110.2, params={"channels": 16, "proto": "LL"})
+    winner = summarise([*baseline, plain, forced], experiment(ladder=(1,))).winner
+    assert winner is not None
+    assert winner.standing.candidate.params == {"channels": 16}
+    assert "simpler than what is no more than 2.0 % faster" in winner.rule
+    assert winner.margin_percent is not None
+    assert winner.margin_percent < 0
+    faster = record(5, 121.0, params={"channels": 16, "proto": "LL128"})
+    winner = summarise([*baseline, plain, forced, faster], experiment(ladder=(1,))).winner
+    assert winner is not None
+    assert winner.standing.candidate.params["proto"] == "LL128"
+
+
 def test_with_nothing_started_twice_the_fastest_is_named_and_called_undecided() -> None:
     """A two-trial study still exports something, and says what it is worth."""
     free = experiment(ladder=(1,))

@@ -62,6 +62,23 @@ def test_one_start_far_outside_the_baselines_spread_is_decided() -> None:
     assert judge([320.0], [229.0, 228.0, 228.4]).finding is Finding.BETTER
 
 
+def test_one_start_beyond_the_range_of_three_is_decided_by_it() -> None:
+    """PP=2 at C=64 on two H200s: 9 % over a baseline whose three starts differ by 6 %; 3 % would not do."""
+    baseline = [6505.8, 6203.4, 6123.6]
+    verdict = judge([6840.8], baseline)
+    assert verdict.finding is Finding.BETTER
+    assert verdict.interval_percent is None
+    assert "whose own differ by 6.2 %" in verdict.rule
+    assert verdict.spread_percent == pytest.approx(6.24, abs=0.01)
+    assert judge([6500.0], baseline).finding is Finding.NOT_DECIDED
+    assert judge([5800.0], baseline).finding is Finding.WORSE
+
+
+def test_one_start_beyond_the_range_of_two_needs_the_interval_too() -> None:
+    """Two starts that happen to agree are no spread: 5 % beyond their 1 % is not decided."""
+    assert judge([106.0], [100.0, 101.0]).finding is Finding.NOT_DECIDED
+
+
 def test_other_repeated_configurations_sharpen_the_verdict() -> None:
     """The start-to-start spread is the machine's: repeats of others say how large it is."""
     assert judge([105.0], [100.0, 101.0]).finding is Finding.NOT_DECIDED
