@@ -16,7 +16,7 @@ from typing import Protocol
 from runner.errors import EnvironmentFault, LoadFailed, TrialFailure
 from runner.schema.launch import Effective, LaunchConfig, StartReport, StopReport, TrialOrder
 from runner.schema.trial import Failure, Measurement, Outcome
-from runner.space.asked import untold
+from runner.space.asked import inert_environment, untold
 
 log = logging.getLogger(__name__)
 
@@ -145,10 +145,13 @@ def failure_of(failure: TrialFailure) -> Failure:
 def effective_key(config: LaunchConfig, effective: Effective | None) -> str | None:
     """Equal for two servers that really run the same thing; None when the server did not tell its settings.
 
-    What a server's settings do not show counts as asked: the environment (NCCL's variables), flags of its front end
-    (``api-server-count``), fields that it does not list. The rest counts as resolved.
+    What a server's settings do not show counts as asked: the environment (NCCL's variables, but for those that are
+    inert on its all-reduce path), flags of its front end (``api-server-count``), fields that it does not list. The
+    rest counts as resolved.
     """
     if effective is None or not effective.settings:
         return None
     told = effective.model_dump(mode="json", exclude={"degraded", "nccl_choice", "kv_cache_tokens"})
-    return json.dumps([config.model, config.env, config.gpus, untold(config, effective), told], sort_keys=True)
+    inert = inert_environment(config, effective)
+    env = {name: value for name, value in config.env.items() if name not in inert}
+    return json.dumps([config.model, env, config.gpus, untold(config, effective), told], sort_keys=True)

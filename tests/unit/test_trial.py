@@ -136,6 +136,20 @@ def test_effective_keys_tell_servers_apart_by_what_they_run() -> None:
     assert trial.effective_key(plain, Effective()) is None
 
 
+def test_nccls_knobs_under_an_active_custom_all_reduce_are_inert() -> None:
+    """The same server as without them; not where NCCL does the all-reduces, nor where a pipeline uses it as well."""
+    custom = Effective(settings={"optimization_level": 2}, all_reduce=("CUSTOM", "PYNCCL"))
+    nccl = custom.model_copy(update={"all_reduce": ("PYNCCL",)})
+    plain, forced = LaunchConfig(model="x", gpus=2), LaunchConfig(model="x", gpus=2, env={"NCCL_PROTO": "LL"})
+    assert trial.effective_key(plain, custom) == trial.effective_key(forced, custom)
+    assert trial.effective_key(plain, nccl) != trial.effective_key(forced, nccl)
+    pipeline = {"flags": {"tensor-parallel-size": 2, "pipeline-parallel-size": 2}}
+    both = [config.model_copy(update=pipeline) for config in (plain, forced)]
+    assert trial.effective_key(both[0], custom) != trial.effective_key(both[1], custom)
+    moved = plain.model_copy(update={"env": {"NCCL_P2P_DISABLE": "1"}})
+    assert trial.effective_key(plain, custom) != trial.effective_key(moved, custom)
+
+
 def test_flags_that_settings_do_not_show_tell_servers_apart() -> None:
     """Four API servers are not one, though the engine's settings are the same (seen on vLLM 0.24)."""
     told = Effective(settings={"scheduler_config.max_num_seqs": 256})

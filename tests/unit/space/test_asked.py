@@ -59,3 +59,12 @@ def test_real_servers_ran_what_they_were_asked() -> None:
     for record in compared:
         assert record.effective is not None
         assert asked_and_effective(record.config, record.effective) == (), record.params
+
+
+def test_an_inert_variable_is_named_with_the_backend_that_makes_it_so() -> None:
+    """The user asked for a protocol, and the custom all-reduce never asks NCCL."""
+    config = LaunchConfig(model="x", gpus=2, env={"NCCL_PROTO": "LL", "NCCL_P2P_LEVEL": "SYS"})
+    custom = Effective(all_reduce=("CUSTOM", "PYNCCL"))
+    assert asked_and_effective(config, custom) == ("NCCL_PROTO: asked LL -> inert: all-reduces take CUSTOM",)
+    assert asked_and_effective(config, Effective(all_reduce=("PYNCCL",))) == ()
+    assert asked_and_effective(config, Effective()) == ()
