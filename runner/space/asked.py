@@ -7,7 +7,6 @@ from typing import Any
 from runner.schema.launch import Effective, LaunchConfig
 from runner.space.settings import flattened, spoken
 
-
 _COLLECTIVES = frozenset(
     f"NCCL_{name}"
     for name in (
