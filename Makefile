@@ -8,12 +8,13 @@ SERVE ?=
 ADDRESS ?=
 PROFILE ?= profile.yaml
 PORT ?= 5000
-# A Python of your own that has vLLM (and this project's core: pip install .); nothing is installed into it.
+# A Python of your own that has vLLM: it runs the servers, everything else runs in .venv. Nothing is installed into it.
 PYTHON ?=
 # The interpreter that builds the environments; Python 3.11 or newer.
 PYTHON3 ?= $(shell command -v python3.11 || command -v python3)
 
-setup = $(if $(PYTHON),$(PYTHON),$$($(PYTHON3) requirements/setup.py $(1)))
+setup = $$($(PYTHON3) requirements/setup.py $(if $(PYTHON),--engine cpu,$(1)))
+adopted = $(if $(PYTHON),env TOK100_PYTHON='$(PYTHON)')
 cpu = $$($(PYTHON3) requirements/setup.py --engine cpu)
 
 sweep_options = --space '$(SPACE)' $(if $(EXPERIMENT),--experiment '$(EXPERIMENT)') $(if $(TRIALS),--trials '$(TRIALS)') \
@@ -35,7 +36,7 @@ help: ## this list
 
 sweep: ## search launch configurations: SPACE=cpu.yaml (also nccl, cudagraph, parallel, speculative, scheduler, full)
 	@test -n '$(SPACE)' || { echo "which space? make sweep SPACE=cpu.yaml; others: $$(cd search_spaces && echo *.yaml)" >&2; exit 2; }
-	@python=$(call setup,--space '$(SPACE)' --experiment '$(EXPERIMENT)') && exec "$$python" -m runner.sweep $(sweep_options)
+	@python=$(call setup,--space '$(SPACE)' --experiment '$(EXPERIMENT)') && exec $(adopted) "$$python" -m runner.sweep $(sweep_options)
 
 best: ## the best configurations of the last study (STUDY=.. for another)
 	@python=$(cpu) && exec "$$python" -m runner.best $(if $(STUDY),--study '$(STUDY)')
@@ -46,7 +47,7 @@ ui: ## the MLflow UI on what was measured, on 127.0.0.1 (PORT=5000)
 serve: ## real vLLM with an exported profile: PROFILE=profile.yaml
 	@test -f '$(PROFILE)' || { echo "no profile $(PROFILE): python -m runner.best --export $(PROFILE) writes one" >&2; exit 2; }
 	@python=$(call setup,--engine $$(grep -qE 'VLLM_CPU|^engine: simulated' '$(PROFILE)' && echo cpu || echo gpu)) && \
-	exec "$$python" -m runner.serving --profile '$(PROFILE)' $(SERVE)
+	exec $(adopted) "$$python" -m runner.serving --profile '$(PROFILE)' $(SERVE)
 
 doctor: ## what this machine has, and what is in the way
 	@python=$(cpu) && exec "$$python" -m runner.doctor

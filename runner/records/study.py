@@ -273,7 +273,8 @@ def _refuse_edited(known: StudyDescription, given: StudyDescription, path: Path)
     )
     raise UsageError(
         f"study {known.study!r} was begun with another experiment or search space:\n{difference}",
-        remedy="Undo the edit, or start a new study with its finished trials: --fork (FORK=1), or afresh: STUDY=name.",
+        remedy=f"Undo the edit, or start a new study with its finished trials: --fork {known.study} --study NAME "
+        f"(make: FORK={known.study} STUDY=NAME), or afresh: STUDY=NAME.",
         path=path,
     )
 

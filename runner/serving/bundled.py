@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,11 +73,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tok100"
 
 
-def bundled_model_folder(name: str) -> Path:
+def bundled_model_folder(name: str, say: Callable[[str], None] = lambda _: None) -> Path:
     """The folder of a bundled model, whole and ready to serve; made when it is missing or damaged.
 
     Args:
         name: A key of ``MODELS``, without the prefix, in any case.
+        say: Told when the model must be made, which takes a while.
 
     Raises:
         UsageError: There is no such model, its package is not installed, or the conversion failed.
@@ -90,6 +91,7 @@ def bundled_model_folder(name: str) -> Path:
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(target.with_suffix(".lock")):
         if not is_whole(target, source):
+            say(f"converting the bundled model {name} into {target} (some 10 s, once)")
             _make(MODELS[name], source, target)
     return target
 

@@ -240,13 +240,20 @@ def stack_tool() -> Check:
     return Check("py-spy", Verdict.OK, "installed")
 
 
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+"""What vLLM's default loader looks for in a model's folder (``--load-format auto``)."""
+
+
 def model_folder(folder: Path) -> Check:
-    """Whether a folder looks like a model: a configuration, and weights or the wish for dummy ones."""
+    """Whether a folder looks like a model: a configuration, and weights that are not cut short."""
     if not folder.is_dir():
         return Check("model", Verdict.WRONG, f"{folder} is no folder", "MODEL= takes a folder with config.json")
     if not (folder / "config.json").is_file():
         return Check("model", Verdict.WRONG, f"{folder} has no config.json", "point MODEL= at the folder that has it")
-    empty = [path.name for path in folder.glob("*.safetensors") if path.stat().st_size < 8]
+    weights = [path for pattern in _WEIGHTS for path in folder.glob(pattern)]
+    if not weights:
+        return Check("model", Verdict.WRONG, f"{folder} has no weights", f"it needs {' or '.join(_WEIGHTS)}")
+    empty = [path.name for path in weights if path.stat().st_size < 8]
     if empty:
         return Check("model", Verdict.WRONG, f"{folder}: {', '.join(empty)} is cut short", "fetch the weights again")
     return Check("model", Verdict.OK, str(folder))

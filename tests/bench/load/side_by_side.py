@@ -39,7 +39,7 @@ ROUNDS = 3
 LEAST_FOR_CPU = 256
 """With fewer streams the start-up that is taken off is larger than what is left."""
 
-VLLM_CLI = Path(__file__).parents[3] / "runner" / "serving" / "vllm_cli.py"
+VLLM_CLI = Path(__file__).parents[3] / "runner" / "serving" / "launcher.py"
 
 
 @dataclass(frozen=True, slots=True)

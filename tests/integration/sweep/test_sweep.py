@@ -105,7 +105,7 @@ def test_an_edited_space_is_refused_and_can_be_forked(folder: Path, start: Start
         ("small.yaml", EXPERIMENT, ("--trials", "0"), ["--trials 0"]),
         ("small.yaml", EXPERIMENT, ("--serve=--port 8000",), ["port"]),
         ("small.yaml", EXPERIMENT, ("--serve=max-model-len",), ["begins with"]),
-        ("small.yaml", EXPERIMENT, ("--serve=--api-key abc",), ["api-key names a secret"]),
+        ("small.yaml", EXPERIMENT, ("--serve=--api-key abc",), ["api-key sets a secret"]),
     ],
 )
 def test_bad_input_is_one_message_and_starts_nothing(

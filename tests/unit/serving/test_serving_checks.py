@@ -97,9 +97,11 @@ def test_model_folders(tmp_path: Path) -> None:
     assert checks.model_folder(tmp_path / "none").verdict is Verdict.WRONG
     assert checks.model_folder(tmp_path).verdict is Verdict.WRONG
     (tmp_path / "config.json").write_text("{}")
-    assert checks.model_folder(tmp_path).verdict is Verdict.OK
+    assert "no weights" in checks.model_folder(tmp_path).says
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert checks.model_folder(tmp_path).verdict is Verdict.WRONG
+    (tmp_path / "model.safetensors").write_bytes(b"0" * 8)
+    assert checks.model_folder(tmp_path).verdict is Verdict.OK
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")

@@ -43,6 +43,8 @@ def test_the_interpreter_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOK100_PYTHON", "/opt/python")
     assert interpreter() == "/opt/python"
     assert interpreter("/my/python") == "/my/python"
+    assert interpreter("python3.12") == "python3.12"
+    assert interpreter("venv/bin/python") == str(Path.cwd() / "venv/bin/python")
 
 
 def test_real_servers_listen_on_loopback_under_their_own_name() -> None:

@@ -103,3 +103,61 @@ def test_requests_longer_than_the_server_takes_are_refused() -> None:
     """Found before anything starts, with both numbers."""
     with pytest.raises(UsageError, match=r"up to 192 tokens and max-model-len is 100"):
         make_plan(Options(space="cpu.yaml", serve="--max-model-len 100"))
+
+
+def test_a_model_folder_without_weights_is_said(tmp_path: Path) -> None:
+    """A configuration alone, or a file cut short, is no model; with dummy weights it is one."""
+    shape = Path(__file__).parents[3] / "experiments" / "models" / "qwen3-8b-shape"
+    (tmp_path / "config.json").write_text((shape / "config.json").read_text())
+    given = experiment().model_copy(update={"model": str(tmp_path)})
+    with pytest.raises(UsageError, match="has no weights"):
+        model_of(given)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UsageError, match="cut short"):
+        model_of(given)
+    dummy = given.model_copy(update={"defaults": Settings(flags={"load-format": "dummy"})})
+    assert model_of(dummy)[0] == str(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\0" * 64)
+    assert model_of(given)[0] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'defaults: {env: {MY_STORE: "http://me:s3cretpw@proxy:3128"}}',
+        'pinned: {flags: {download-dir: "s3://me:s3cretpw@store"}}',
+        "defaults: {json: {model-loader-extra-config: {token: hf_0123456789abcdefghij}}}",
+    ],
+)
+def test_a_secret_in_an_experiment_is_refused(tmp_path: Path, lines: str) -> None:
+    """Settings go into records, MLflow and profiles; the message does not repeat the secret."""
+    (tmp_path / "simulated.yaml").write_text(f"{SIMULATED}{lines}\n")
+    with pytest.raises(UsageError, match="sets a secret") as raised:
+        make_plan(Options(space="nccl.yaml", experiment=str(tmp_path / "simulated.yaml")))
+    assert "s3cretpw" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "knob", ["{env: HF_TOKEN, choices: [abc]}", '{flag: download-dir, choices: ["s3://me:s3cretpw@store"]}']
+)
+def test_a_secret_in_a_space_is_refused(tmp_path: Path, knob: str) -> None:
+    """What a knob may set is recorded as well."""
+    (tmp_path / "space.yaml").write_text(f"knobs:\n  a: {knob}\n")
+    with pytest.raises(UsageError, match="sets a secret|HF_TOKEN") as raised:
+        make_plan(Options(space=str(tmp_path / "space.yaml")))
+    assert "s3cretpw" not in str(raised.value)
+
+
+def test_a_first_try_that_is_no_point_of_the_space_is_said_before_a_study_begins(tmp_path: Path) -> None:
+    """A misspelt label in ``search.try_first`` must not leave a study behind that refuses the corrected one."""
+    text = f"{SIMULATED}search: {{try_first: [{{protocol: L}}]}}\n"
+    (tmp_path / "simulated.yaml").write_text(text)
+    with pytest.raises(UsageError, match="try_first"):
+        make_plan(Options(space="nccl.yaml", experiment=str(tmp_path / "simulated.yaml")))
+
+
+def test_an_adopted_interpreter_must_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PYTHON= with a typing mistake is one message, before anything starts."""
+    monkeypatch.setenv("TOK100_PYTHON", "/nowhere/bin/python")
+    with pytest.raises(UsageError, match="PYTHON=/nowhere/bin/python is no program"):
+        make_plan(Options(space="cpu.yaml"))
