@@ -64,7 +64,11 @@ def installed_links(pip: list[str]) -> list[str]:
 
 
 def install(folder: Path, lock: Path) -> bool:
-    """Fills ``folder`` from ``lock``; no dependency is resolved, the lock is the whole set."""
+    """Fills ``folder`` from ``lock``; no dependency is resolved, the lock is the whole set.
+
+    The CPU build of torch is not on the package index: where the installer's own configuration does not find it, uv
+    does.
+    """
     python = str(folder / "bin" / "python")
     pip = [python, "-m", "pip"]
     project = ["--no-build-isolation", "-e", str(ROOT)]
@@ -78,7 +82,8 @@ def install(folder: Path, lock: Path) -> bool:
         uv = str(folder / "bin" / "uv")
     base = [uv, "pip", "install", "--python", python, "--no-deps"]
     lines = [*base, "--compile-bytecode", "-r", str(lock)]
-    return (run([*lines, *installed_links(pip)]) or run([*lines, "--torch-backend", "cpu"])) and run([*base, *project])
+    found = run([*lines, *installed_links(pip)]) or (lock.stem == "cpu" and run([*lines, "--torch-backend", "cpu"]))
+    return found and run([*base, *project])
 
 
 def ensure(engine: str) -> Path:
@@ -114,7 +119,12 @@ def main() -> None:
     if sys.version_info < (3, 11):
         say(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; name one with PYTHON3=python3.11")
         raise SystemExit(2)
-    print(ensure(options.engine or engine_of(options.space, options.experiment)))
+    engine = options.engine or engine_of(options.space, options.experiment)
+    if engine == "gpu" and not gpus_visible():
+        say("this needs a GPU and none is visible, so nothing was installed; SPACE=cpu.yaml runs on the CPU, and other")
+        say("spaces on a simulated node when EXPERIMENT is left out")
+        raise SystemExit(2)
+    print(ensure(engine))
 
 
 if __name__ == "__main__":

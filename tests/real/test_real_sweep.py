@@ -1,4 +1,4 @@
-"""Two trials of real vLLM on the CPU through every room: Optuna, Ray, the load benchmark, MLflow, the exported winner."""
+"""Two trials of real vLLM on the CPU through every room: Optuna, Ray, the load, MLflow, the exported winner."""
 
 import json
 import os

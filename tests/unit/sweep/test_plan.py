@@ -143,7 +143,7 @@ def test_a_secret_in_an_experiment_is_refused(tmp_path: Path, lines: str) -> Non
 def test_a_secret_in_a_space_is_refused(tmp_path: Path, knob: str) -> None:
     """What a knob may set is recorded as well."""
     (tmp_path / "space.yaml").write_text(f"knobs:\n  a: {knob}\n")
-    with pytest.raises(UsageError, match="sets a secret|HF_TOKEN") as raised:
+    with pytest.raises(UsageError, match=r"sets a secret|HF_TOKEN") as raised:
         make_plan(Options(space=str(tmp_path / "space.yaml")))
     assert "s3cretpw" not in str(raised.value)
 
