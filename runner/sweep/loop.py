@@ -67,9 +67,11 @@ class Loop:
         self._evidence = evidence
         self._known: dict[str, int] = {}
         self._twins: dict[str, int] = {}
+        self._choices: dict[str, dict[str, str]] = {}
         for record in study.records():
             self._remember(record)
-        self._choices: dict[str, dict[str, str]] = {}
+            if record.effective is not None and record.effective.nccl_choice:
+                self._choices[_collectives(record.config)] = record.effective.nccl_choice
         self._node: NodeHandle | None = None
         self._provenance = Provenance()
         self.quarantined: list[str] = []
@@ -168,8 +170,7 @@ class Loop:
             What NCCL chose, None when it did not say; and the seconds this took.
         """
         began = time.monotonic()
-        nccl = {name: value for name, value in sorted(order.config.env.items()) if name.startswith("NCCL_")}
-        key = f"{order.config.gpus} {order.config.flags.get('tensor-parallel-size')} {nccl}"
+        key = _collectives(order.config)
         if key not in self._choices:
             with self._display.trial("  evidence start (not timed)", ("start", "stop"), node.phase):
                 asked = order.model_copy(update={"evidence": True, "marker": f"{order.marker}-evidence"})
@@ -300,6 +301,13 @@ def baseline_order(plan: Plan) -> TrialOrder:
         return trial_order(plan, 0, plan.space.baseline())
     except Infeasible as reason:
         raise UsageError(f"the baseline cannot run: {reason.message}", remedy="change the experiment") from reason
+
+
+def _collectives(config: LaunchConfig) -> str:
+    """Equal for configurations whose collectives NCCL does alike: its environment and how many take part."""
+    nccl = {name: value for name, value in sorted(config.env.items()) if name.startswith("NCCL_")}
+    sizes = [config.flags.get(f"{kind}-parallel-size") for kind in ("tensor", "pipeline")]
+    return f"{config.gpus} {sizes} {nccl}"
 
 
 def synthetic_acceptance(config: LaunchConfig) -> float | None:
