@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +17,7 @@ EXIT_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Becomes MLflow's server; only returns when it cannot."""
+    """Runs MLflow's server until Ctrl-C. Returns the exit code."""
     options = _options(arguments)
     try:
         command = server_command(results_root(options.results), options.host, options.port)
@@ -24,7 +26,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     sys.stderr.write(f"MLflow on http://{options.host}:{options.port}, Ctrl-C ends it\n")
     sys.stderr.flush()
-    os.execv(command[0], command)
+    return _until_interrupted(command)
+
+
+def _until_interrupted(command: Sequence[str]) -> int:
+    """In a session of its own: MLflow's command line answers a terminal's Ctrl-C with pages of traceback."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    # Its job runners (for evaluations of models) would be seven more processes that nobody needs here.
+    server = subprocess.Popen(
+        command, start_new_session=True, env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    )
+    try:
+        return server.wait()
+    except KeyboardInterrupt:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+        return 0
 
 
 def server_command(root: Path, host: str, port: int) -> list[str]:
