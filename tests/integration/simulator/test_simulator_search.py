@@ -13,7 +13,7 @@ from tests.studies import record_of
 
 
 def winner(max_loss_percent: float) -> Standing:
-    """The winner of `nccl.yaml` under the shipped experiment with a guard-rail of one's own, by the project's verdict."""
+    """The winner of `nccl.yaml` under the shipped experiment with a guard-rail of one's own, by the verdict."""
     shipped = load_experiment("simulated-8xpcie.yaml")
     rails = [{"concurrency": 256, "max_loss_percent": max_loss_percent}]
     given = Experiment.model_validate(shipped.model_dump(by_alias=True) | {"guard_rails": rails})

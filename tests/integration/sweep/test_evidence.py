@@ -8,7 +8,7 @@ EAGER = "knobs:\n  eager: {flag: enforce-eager, choices: [true]}\n"
 
 
 def test_what_nccl_chose_is_asked_once_and_kept_over_sittings(folder: Path, start: Start) -> None:
-    """The first sitting asks for the baseline; the second knows it from the records, and stores it for its own trial."""
+    """The first sitting asks for the baseline; the second knows it from the records."""
     (folder / "space.yaml").write_text(EAGER)
     first = start("--evidence", "--trials", "1")
     assert first.end() == 0, first.text
