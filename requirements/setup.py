@@ -63,6 +63,17 @@ def installed_links(pip: list[str]) -> list[str]:
     return [word for link in links for word in ("--find-links", link)]
 
 
+def compile_all(python: str) -> None:
+    """Bytecode of everything that was installed, on every core; pip would do it on one.
+
+    Files that do not compile (templates, code for other versions) are left as they are, as pip leaves them.
+    """
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+    command = [python, "-m", "compileall", "-qq", "-j", "0", packages]
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+
+
 def install(folder: Path, lock: Path) -> bool:
     """Fills ``folder`` from ``lock``; no dependency is resolved, the lock is the whole set.
 
@@ -73,7 +84,8 @@ def install(folder: Path, lock: Path) -> bool:
     pip = [python, "-m", "pip"]
     project = ["--no-build-isolation", "-e", str(ROOT)]
     uv = shutil.which("uv")
-    if uv is None and run([*pip, "install", "-qq", "--no-deps", "-r", str(lock)]):
+    if uv is None and run([*pip, "install", "-qq", "--no-deps", "--no-compile", "-r", str(lock)]):
+        compile_all(python)
         return run([*pip, "install", "-qq", "--no-deps", *project])
     if uv is None:
         say("pip could not install the lock; trying uv, which knows where CPU builds of torch are kept")
