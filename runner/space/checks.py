@@ -1,11 +1,14 @@
 """What an experiment and the knobs of a space may not say, each alone and together. Found before anything starts."""
 
 import difflib
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from runner.errors import UsageError
+from runner.schema.base import Scalar
 from runner.schema.experiment import Experiment, Settings
+from runner.schema.space import FloatRange, IntRange
 from runner.space.collectives import canonical
 from runner.space.document import Where
 from runner.space.environment import check_protection
@@ -13,6 +16,8 @@ from runner.space.knobs import Knob, as_value
 from runner.space.settings import State, Target, assign, flattened, overlap, spoken
 from runner.space.surroundings import PROTECTIVE, Machine
 from runner.space.values import Complaint, check_setting
+
+_TRIED_OF_A_RANGE = 1024
 
 
 def base_settings(experiment: Experiment, machine: Machine) -> State:
@@ -66,12 +71,41 @@ def _check_knob(knob: Knob, machine: Machine) -> None:
             if complaint is not None and option.keep_failing is None:
                 raise knob.document.error(place, *complaint)
     if knob.range is not None and knob.target is not None:
-        for end in (knob.range.low, knob.range.high):
-            value = as_value(knob.target, end)
-            _check_protection_by(knob, knob.where, knob.target, value, machine)
-            complaint = check_setting(knob.target, value) or _unknown_flag(knob.target, value, machine)
-            if complaint is not None:
-                raise knob.document.error(knob.where, *complaint)
+        _check_range(knob, knob.target, machine)
+
+
+def _check_range(knob: Knob, target: Target, machine: Machine) -> None:
+    """The values that the search may propose, not the two ends alone: a grammar may refuse what lies between.
+
+    Of a long range the first values and the last stand for all: bounds break at an end, steps and powers of two
+    beside the first.
+    """
+    limits = knob.range
+    assert limits is not None
+    listed = knob.values or (limits.low, limits.high)
+    tried = listed if len(listed) <= _TRIED_OF_A_RANGE else (*listed[:_TRIED_OF_A_RANGE], listed[-1])
+    right: list[Scalar] = []
+    wrong: list[Complaint] = []
+    for number in tried:
+        value = as_value(target, number)
+        _check_protection_by(knob, knob.where, target, value, machine)
+        complaint = check_setting(target, value) or _unknown_flag(target, value, machine)
+        if complaint is None:
+            right.append(number)
+        else:
+            wrong.append(complaint)
+    if wrong:
+        problem, remedy = wrong[0]
+        raise knob.document.error(knob.where, problem, "; ".join([remedy, *_narrower(right, limits)]))
+
+
+def _narrower(right: Sequence[Scalar], limits: IntRange | FloatRange) -> Iterator[str]:
+    """How a range with wrong values in it is written without them, when both its ends are right."""
+    if not {limits.low, limits.high} <= set(right):
+        return
+    step = math.gcd(*(int(value) - int(limits.low) for value in right))
+    stepped = len(right) > 2 and len(right) == len(range(int(limits.low), int(limits.high) + 1, step))
+    yield f"use `step: {step}`, or `choices`" if stepped else "use `choices`"
 
 
 def _check_protection_by(knob: Knob, place: Where, target: Target, value: Any, machine: Machine) -> None:

@@ -3,7 +3,8 @@
 Knows the shape of the space; knows nothing of vLLM, NCCL or the model.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +58,18 @@ class Knob:
     def labels(self) -> tuple[str, ...]:
         """The choices' labels, unset not among them; empty for a range."""
         return tuple(option.label for option in self.options)
+
+    @property
+    def values(self) -> Sequence[Scalar] | None:
+        """Everything that can be chosen, unset not among it; None for a continuous range."""
+        if self.range is None:
+            return self.labels
+        if isinstance(self.range, IntRange):
+            return range(self.range.low, self.range.high + 1, self.range.step)
+        if self.range.step is None:
+            return None
+        steps = math.floor((self.range.high - self.range.low) / self.range.step + 1e-9)
+        return tuple(round(self.range.low + step * self.range.step, 10) for step in range(steps + 1))
 
     @property
     def keep_failing(self) -> dict[str, str]:

@@ -113,6 +113,34 @@ knobs:
     assert space.count() is None
 
 
+@pytest.mark.parametrize(
+    ("written", "problem", "remedy"),
+    [
+        ("env: NCCL_NTHREADS, int: {low: 64, high: 512}", "`65` is no value of NCCL_NTHREADS", "use `step: 32`"),
+        (
+            "env: NCCL_BUFFSIZE, int: {low: 1048576, high: 8388608, log: true}",
+            "`1048577` is no value of NCCL_BUFFSIZE",
+            "use `choices`",
+        ),
+        ("env: NCCL_BUFFSIZE, int: {low: 2097152, high: 8388608, step: 2097152}", "`6291456` is no", "use `choices`"),
+        ("env: NCCL_MIN_NCHANNELS, int: {low: 1, high: 65}", "`65` is no value", "a whole number 1..64"),
+    ],
+)
+def test_a_range_with_a_wrong_value_inside_is_refused(tmp_path: Path, written: str, problem: str, remedy: str) -> None:
+    """Between right ends NCCL would take its maximum for most numbers, and say so in its log only."""
+    error = refusal(tmp_path, f"knobs:\n  x: {{{written}}}\n")
+    assert error.line == 2
+    assert problem in error.problem
+    assert remedy in error.remedy
+
+
+def test_a_range_that_keeps_to_the_grammar_loads(tmp_path: Path) -> None:
+    """By its step, or because every number in it is right."""
+    stepped = "knobs: {x: {env: NCCL_NTHREADS, int: {low: 64, high: 512, step: 32}}}\n"
+    assert space_of(tmp_path, stepped).size() == 16
+    assert space_of(tmp_path, "knobs: {x: {env: NCCL_MIN_NCHANNELS, int: {low: 1, high: 64, log: true}}}\n")
+
+
 def test_a_condition_on_a_range_names_numbers_of_it(tmp_path: Path) -> None:
     """By the number itself; what lies outside, or is no number, is refused."""
     text = """
