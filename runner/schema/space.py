@@ -93,11 +93,16 @@ def _kind(value: object) -> str:
     return "bundles" if isinstance(value, dict) else "values"
 
 
+def _number(value: object) -> str:
+    return "several" if isinstance(value, list | tuple) else "one"
+
+
 ChoiceItem = Annotated[Annotated[Scalar, Tag("plain")] | Annotated[Choice, Tag("written")], Discriminator(_form)]
 Values = Annotated[tuple[ChoiceItem, ...], Field(min_length=1)]
 Bundles = Annotated[dict[str, Bundle], Field(min_length=1)]
 Choices = Annotated[Annotated[Values, Tag("values")] | Annotated[Bundles, Tag("bundles")], Discriminator(_kind)]
-Condition = Scalar | tuple[Scalar, ...]
+Several = Annotated[tuple[Scalar, ...], Field(min_length=1)]
+Condition = Annotated[Annotated[Scalar, Tag("one")] | Annotated[Several, Tag("several")], Discriminator(_number)]
 
 
 class KnobSpec(Model):

@@ -44,6 +44,7 @@ def refused(text: str, model: type[SpaceFile] | type[Experiment] = SpaceFile) ->
         ("knobs:\n  a: {flag: x, choices: [1], required: true}\n", 2, 6, "`required` needs `when`"),
         ("knobs:\n  a: {json: compilation-config, choices: [1]}\n", 2, 6, "field inside a structured flag"),
         ("knobs:\n  a: {flag: x, int: {low: 0, high: 2, log: true}}\n", 2, 21, "starts above 0"),
+        ("knobs:\n  a: {flag: x, choices: [1], when: {b: []}}\n", 2, 40, "at least 1 item"),
     ],
 )
 def test_a_malformed_space_is_refused_at_its_place(text: str, line: int, column: int, words: str) -> None:
