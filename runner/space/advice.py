@@ -11,6 +11,7 @@ from runner.space.knobs import Knob
 from runner.space.settings import Target
 from runner.space.space import Space
 from runner.space.surroundings import COVERED_VERSIONS, LAST_COVERED, PROTECTIVE, Reading, whole_numbers
+from runner.space.variables import unlisted
 
 _SAFE_UTILISATION = 0.95
 """Above it graph capture runs out of memory although the KV cache fitted (vLLM issues 57475, 19186, 11251)."""
@@ -34,6 +35,7 @@ def warnings_for(space: Space) -> tuple[str, ...]:
                 *_collectives(space),
                 *_compilation(space),
                 *_values(space),
+                *_names(space),
                 *_queues(space),
                 *_graphs(space),
             ]
@@ -161,6 +163,12 @@ def _values(space: Space) -> Iterator[str]:
             yield f"`{knob.name}` {label}: with peer-to-peer off too only sockets are left, slow enough to look hung"
         if target == ("flag", "stream-interval") and number > 1:
             yield f"`{knob.name}` {label}: several tokens arrive at once, so latencies between tokens mean less"
+
+
+def _names(space: Space) -> Iterator[str]:
+    for target in sorted({*space.base, *(target for knob in space.knobs for target in knob.targets)}):
+        if target[0] == "env" and unlisted(target[1]):
+            yield f"{target[1]} is none of the variables that vLLM 0.32 and 0.33 list: it may change nothing"
 
 
 def _queues(space: Space) -> Iterator[str]:

@@ -16,6 +16,7 @@ from runner.space.knobs import Knob, as_value
 from runner.space.settings import State, Target, assign, flattened, overlap, spoken
 from runner.space.surroundings import PROTECTIVE, Machine
 from runner.space.values import Complaint, check_setting
+from runner.space.variables import misspelt
 
 _TRIED_OF_A_RANGE = 1024
 
@@ -30,7 +31,7 @@ def base_settings(experiment: Experiment, machine: Machine) -> State:
     pinned = {target for target, _, _ in _settings(experiment, "pinned")}
     for part in ("defaults", "pinned"):
         for target, value, place in _settings(experiment, part):
-            complaint = check_setting(target, value) or _unknown_flag(target, value, machine)
+            complaint = _complaint(target, value, experiment, machine)
             if complaint is not None:
                 raise UsageError(f"experiment `{experiment.name}`, {place}: {complaint[0]}", remedy=complaint[1])
             if part == "defaults" and any(overlap(target, fixed) for fixed in pinned):
@@ -56,25 +57,25 @@ def check_knobs(knobs: tuple[Knob, ...], experiment: Experiment, machine: Machin
         UsageError: At the line and column where it is written.
     """
     for knob in knobs:
-        _check_knob(knob, machine)
+        _check_knob(knob, experiment, machine)
     _check_pinned(knobs, experiment)
     _check_disjoint(knobs)
 
 
-def _check_knob(knob: Knob, machine: Machine) -> None:
+def _check_knob(knob: Knob, experiment: Experiment, machine: Machine) -> None:
     """Values that can never be right are refused, unless they are kept to fail on purpose."""
     for option in knob.options:
         for target, value in option.settings.items():
             place = option.places[target]
             _check_protection_by(knob, place, target, value, machine)
-            complaint = check_setting(target, value) or _unknown_flag(target, value, machine)
+            complaint = _complaint(target, value, experiment, machine)
             if complaint is not None and option.keep_failing is None:
                 raise knob.document.error(place, *complaint)
     if knob.range is not None and knob.target is not None:
-        _check_range(knob, knob.target, machine)
+        _check_range(knob, knob.target, experiment, machine)
 
 
-def _check_range(knob: Knob, target: Target, machine: Machine) -> None:
+def _check_range(knob: Knob, target: Target, experiment: Experiment, machine: Machine) -> None:
     """The values that the search may propose, not the two ends alone: a grammar may refuse what lies between.
 
     Of a long range the first values and the last stand for all: bounds break at an end, steps and powers of two
@@ -89,7 +90,7 @@ def _check_range(knob: Knob, target: Target, machine: Machine) -> None:
     for number in tried:
         value = as_value(target, number)
         _check_protection_by(knob, knob.where, target, value, machine)
-        complaint = check_setting(target, value) or _unknown_flag(target, value, machine)
+        complaint = _complaint(target, value, experiment, machine)
         if complaint is None:
             right.append(number)
         else:
@@ -106,6 +107,12 @@ def _narrower(right: Sequence[Scalar], limits: IntRange | FloatRange) -> Iterato
     step = math.gcd(*(int(value) - int(limits.low) for value in right))
     stepped = len(right) > 2 and len(right) == len(range(int(limits.low), int(limits.high) + 1, step))
     yield f"use `step: {step}`, or `choices`" if stepped else "use `choices`"
+
+
+def _complaint(target: Target, value: Any, experiment: Experiment, machine: Machine) -> Complaint | None:
+    """What is wrong with ``target`` set to ``value``, whatever else is set; None when nothing is."""
+    unknown = target[0] == "env" and target[1] not in experiment.allow_env and misspelt(target[1])
+    return check_setting(target, value) or unknown or _unknown_flag(target, value, machine)
 
 
 def _check_protection_by(knob: Knob, place: Where, target: Target, value: Any, machine: Machine) -> None:

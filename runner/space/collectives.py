@@ -4,7 +4,6 @@ NCCL ignores most wrong values without a word and dies on others, so everything 
 NCCL 2.28 to 2.30 (what vLLM 0.24 to 0.33 ship). Knows nothing of vLLM.
 """
 
-import difflib
 import re
 from collections.abc import Callable
 
@@ -165,8 +164,11 @@ _CHECKS: dict[str, Check] = {
 }
 
 _LEGACY = {"NCCL_MIN_NRINGS": "NCCL_MIN_NCHANNELS", "NCCL_MAX_NRINGS": "NCCL_MAX_NCHANNELS"}
-_FREE_PREFIXES = ("NCCL_IB_", "NCCL_NET", "NCCL_SOCKET_", "NCCL_SYM_", "NCCL_WIN_", "NCCL_TOPO_", "NCCL_GRAPH_FILE")
+FREE_PREFIXES = ("NCCL_IB_", "NCCL_NET", "NCCL_SOCKET_", "NCCL_SYM_", "NCCL_WIN_", "NCCL_TOPO_", "NCCL_GRAPH_FILE")
+"""Families of the network, the topology and the symmetric kernels: their names are not checked."""
 _DEBUG = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
+VARIABLES = frozenset({*_CHECKS, *_LEGACY, *_DEBUG})
+"""Names that ``check_variable`` has something to say of."""
 
 
 def check_variable(name: str, value: str) -> tuple[str, str] | None:
@@ -176,13 +178,8 @@ def check_variable(name: str, value: str) -> tuple[str, str] | None:
     if name in _DEBUG:
         return f"`{name}` would slow every timed run", "NCCL's log is collected by evidence starts only (EVIDENCE=1)"
     check = _CHECKS.get(name)
-    if check is not None:
-        right = check(value)
-        return None if right is None else (f"`{value}` is no value of {name}", f"what would be right: {right}")
-    close = difflib.get_close_matches(name, _CHECKS, n=1, cutoff=0.85)
-    if close and not name.startswith(_FREE_PREFIXES):
-        return f"no NCCL variable `{name}` is known", f"did you mean {close[0]}? NCCL never complains of a wrong name"
-    return None
+    right = None if check is None else check(value)
+    return None if right is None else (f"`{value}` is no value of {name}", f"what would be right: {right}")
 
 
 def canonical(name: str, value: str) -> str:

@@ -80,8 +80,6 @@ def test_what_nccl_takes_is_taken(name: str, value: str) -> None:
         ("NCCL_CTA_POLICY", "FAST", "DEFAULT, EFFICIENCY or ZERO"),
         ("NCCL_GRAPH_MIXING_SUPPORT", "0", "unsafe"),
         ("NCCL_DEBUG", "INFO", "evidence starts only"),
-        ("NCCL_PROTOCOL", "LL", "did you mean NCCL_PROTO"),
-        ("NCCL_NTHREAD", "64", "did you mean NCCL_NTHREADS"),
     ],
 )
 def test_what_nccl_ignores_or_dies_on_is_refused(name: str, value: str, right: str) -> None:
