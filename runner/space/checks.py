@@ -112,7 +112,7 @@ def _narrower(right: Sequence[Scalar], limits: IntRange | FloatRange) -> Iterato
 def _complaint(target: Target, value: Any, experiment: Experiment, machine: Machine) -> Complaint | None:
     """What is wrong with ``target`` set to ``value``, whatever else is set; None when nothing is."""
     unknown = target[0] == "env" and target[1] not in experiment.allow_env and misspelt(target[1])
-    return check_setting(target, value) or unknown or _unknown_flag(target, value, machine)
+    return check_setting(target, value) or unknown or _unknown_flag(target, value, experiment, machine)
 
 
 def _check_protection_by(knob: Knob, place: Where, target: Target, value: Any, machine: Machine) -> None:
@@ -121,7 +121,7 @@ def _check_protection_by(knob: Knob, place: Where, target: Target, value: Any, m
         raise knob.document.error(place, f"{target[1]}={value} contradicts {target[1]}={PROTECTIVE[target[1]]}", remedy)
 
 
-def _unknown_flag(target: Target, value: Any, machine: Machine) -> Complaint | None:
+def _unknown_flag(target: Target, value: Any, experiment: Experiment, machine: Machine) -> Complaint | None:
     known = machine.known_flags
     if known is None or target[0] == "env":
         return None
@@ -130,6 +130,8 @@ def _unknown_flag(target: Target, value: Any, machine: Machine) -> Complaint | N
         return None
     close = difflib.get_close_matches(name, known, n=1)
     meant = f"did you mean `{close[0]}`? " if close else ""
+    if experiment.engine.kind == "simulated":
+        return f"the simulated engine has no flag --{name}", f"{meant}it takes those of vLLM that change a launch"
     return f"the installed vLLM has no flag --{name}", f"{meant}`vllm serve --help=all` lists them"
 
 

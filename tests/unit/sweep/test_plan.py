@@ -103,3 +103,20 @@ def test_requests_longer_than_the_server_takes_are_refused() -> None:
     """Found before anything starts, with both numbers."""
     with pytest.raises(UsageError, match=r"up to 192 tokens and max-model-len is 100"):
         make_plan(Options(space="cpu.yaml", serve="--max-model-len 100"))
+
+
+def test_a_misspelt_flag_is_refused_on_a_simulated_engine_too(tmp_path: Path) -> None:
+    """In a space, in the experiment and on the command line, as a real engine's help would tell."""
+    text = "knobs: {a: {flag: %s, choices: [8]}}\n"
+    (tmp_path / "wrong.yaml").write_text(text % "max-num-seq")
+    (tmp_path / "right.yaml").write_text(text % "max-num-seqs")
+    (tmp_path / "simulated.yaml").write_text(SIMULATED + "defaults: {flags: {max-num-seq: 8}}\n")
+    right = str(tmp_path / "right.yaml")
+    for options in (
+        Options(space=str(tmp_path / "wrong.yaml")),
+        Options(space=right, experiment=str(tmp_path / "simulated.yaml")),
+        Options(space=right, serve="--max-num-seq 3"),
+    ):
+        with pytest.raises(UsageError, match=r"the simulated engine has no flag --max-num-seq\n.*mean `max-num-seqs`"):
+            make_plan(options)
+    assert make_plan(Options(space=right, serve="--no-enforce-eager")).space.knobs[0].labels == ("8",)
