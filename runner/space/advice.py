@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from runner.schema.space import Preset
+from runner.space import fields, variables
 from runner.space.allreduce import takes_nccl
 from runner.space.architectures import breakable_graphs
 from runner.space.feasibility import activation
 from runner.space.knobs import Knob
-from runner.space.settings import Target
+from runner.space.settings import Target, spoken
 from runner.space.space import Space
 from runner.space.surroundings import COVERED_VERSIONS, LAST_COVERED, PROTECTIVE, Reading, whole_numbers
-from runner.space.variables import unlisted
 
 _SAFE_UTILISATION = 0.95
 """Above it graph capture runs out of memory although the KV cache fitted (vLLM issues 57475, 19186, 11251)."""
@@ -167,8 +167,10 @@ def _values(space: Space) -> Iterator[str]:
 
 def _names(space: Space) -> Iterator[str]:
     for target in sorted({*space.base, *(target for knob in space.knobs for target in knob.targets)}):
-        if target[0] == "env" and unlisted(target[1]):
+        if target[0] == "env" and variables.unlisted(target[1]):
             yield f"{target[1]} is none of the variables that vLLM 0.32 and 0.33 list: it may change nothing"
+        if target[0] == "json" and fields.unlisted(target[1:]):
+            yield f"{spoken(target)} is none of the fields that vLLM 0.24 to 0.33 list: it may be refused at start"
 
 
 def _queues(space: Space) -> Iterator[str]:

@@ -125,6 +125,8 @@ def _unknown_flag(target: Target, value: Any, experiment: Experiment, machine: M
     known = machine.known_flags
     if known is None or target[0] == "env":
         return None
+    if target[0] == "flag" and not isinstance(value, bool) and {target[1], f"no-{target[1]}"} <= known:
+        return f"`{value}` is no value of --{target[1]}", "true or false, without quotes"
     name = f"no-{target[1]}" if value is False and target[0] == "flag" else target[1]
     if name in known:
         return None

@@ -12,7 +12,7 @@ from runner.errors import UsageError
 from runner.schema.base import Scalar
 from runner.schema.space import Bundle, Choice, FloatRange, IntRange, KnobSpec, Preset
 from runner.space.document import Document, Where
-from runner.space.settings import Target, env_target, field_target, flag_target, flattened
+from runner.space.settings import Target, env_target, field_target, flag_target, flattened, overlap, spoken
 
 Params = Mapping[str, Scalar]
 """Knob -> label of the choice, or the number for a range. An unset knob is absent."""
@@ -215,8 +215,14 @@ def _bundle_option(label: str, bundle: Bundle, document: Document, place: Where)
         leaves = list(flattened(bundle.flags, bundle.structured, bundle.env))
     except ValueError as error:
         raise document.error(place, str(error)) from None
-    settings = {target: value for target, value, _ in leaves}
-    places: dict[Target, Where] = {target: (*place, *below) for target, _, below in leaves}
+    settings: dict[Target, Any] = {}
+    places: dict[Target, Where] = {}
+    for target, value, below in leaves:
+        if target[0] == "json" and target[-1] == "preset":
+            target, value = target[:-1], Preset(preset=str(value))
+        if any(overlap(target, known) for known in settings):
+            raise document.error((*place, *below), f"{spoken(target)} is set twice", "one spelling, one value")
+        settings[target], places[target] = value, (*place, *below)
     return Option(label, settings, places, bundle.keep_failing)
 
 

@@ -180,6 +180,7 @@ knobs:
         ("knobs: {a: {env: CUDA_VISIBLE_DEVICES, choices: ['0']}}", "not for a configuration to set"),
         ("knobs: {a: {flag: max-num-seqs, choices: [{preset: nope}]}}", "no preset `nope`"),
         ("knobs: {a: {flag: max-num-seqs, choices: [0]}}", "a whole number from 1"),
+        ("knobs: {a: {choices: {b: {flags: {max-num-seqs: 1, max_num_seqs: 2}}}}}", "--max-num-seqs is set twice"),
         ("knobs: {a: {flag: max-num-seqs, int: {low: 0, high: 4}}}", "a whole number from 1"),
     ],
 )
