@@ -13,6 +13,7 @@ from runner.space.collectives import canonical
 from runner.space.document import Where
 from runner.space.environment import check_protection
 from runner.space.knobs import Knob, as_value
+from runner.space.rules import contradiction
 from runner.space.settings import State, Target, assign, flattened, overlap, spoken
 from runner.space.surroundings import PROTECTIVE, Machine
 from runner.space.values import Complaint, check_setting
@@ -71,6 +72,10 @@ def _check_knob(knob: Knob, experiment: Experiment, machine: Machine) -> None:
             complaint = _complaint(target, value, experiment, machine)
             if complaint is not None and option.keep_failing is None:
                 raise knob.document.error(place, *complaint)
+        reason = contradiction(option.settings) if option.keep_failing is None else None
+        if reason is not None:
+            place = (*knob.where, "choices", option.label)
+            raise knob.document.error(place, f"`{option.label}` contradicts itself: {reason}", "leave one of them out")
     if knob.range is not None and knob.target is not None:
         _check_range(knob, knob.target, experiment, machine)
 

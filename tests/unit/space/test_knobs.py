@@ -216,6 +216,40 @@ knobs:
     assert space_of(tmp_path, agreeing).resolve({"p": "b", "q": "b"}).env == {"S": "1"}
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ("{env: {NCCL_MIN_NCHANNELS: '16', NCCL_MAX_NCHANNELS: '8'}}", "NCCL_MIN_NCHANNELS (16) is above"),
+        ("{env: {NCCL_MIN_CTAS: '4', NCCL_MIN_NCHANNELS: '4'}}", "steer the same thing"),
+        ("{env: {NCCL_ALGO: 'allreduce:nvls', NCCL_PROTO: LL}}", "NVLS speaks Simple only"),
+        ("{flags: {max-num-seqs: 64, max-num-batched-tokens: 32}}", "is below max-num-seqs (64)"),
+    ],
+)
+def test_a_choice_that_contradicts_itself_is_refused(tmp_path: Path, settings: str, reason: str) -> None:
+    """At its own place, unless it is kept to fail; left in the space it would only be missing from what is tried."""
+    text = f"knobs:\n  x:\n    choices:\n      a: {{}}\n      b: {settings}\n"
+    error = refusal(tmp_path, text)
+    assert error.line == 5
+    assert "`b` contradicts itself" in error.problem
+    assert reason in error.problem
+    kept = text.replace("b: {", "b: {keep_failing: on purpose, ")
+    assert reason in infeasible(space_of(tmp_path, kept), {"x": "b"})
+
+
+def test_a_choice_that_lacks_what_another_knob_sets_is_no_contradiction(tmp_path: Path) -> None:
+    """Half a pair, a method without its length, more GPUs than there are: ruled out or completed, never refused."""
+    text = """
+knobs:
+  least: {choices: {a: {}, b: {env: {NCCL_MIN_NCHANNELS: "16"}}}}
+  most: {choices: {a: {}, b: {env: {NCCL_MAX_NCHANNELS: "8"}}}}
+  spec: {choices: {a: {}, b: {json: {speculative-config: {method: ngram}}}}}
+  split: {choices: {a: {}, b: {flags: {tensor-parallel-size: 8, pipeline-parallel-size: 8}}}}
+"""
+    space = space_of(tmp_path, text)
+    assert [knob.name for knob in space.knobs] == ["least", "most"]
+    assert "is above" in infeasible(space, {"least": "b", "most": "b"})
+
+
 def test_a_constraint_sees_resolved_values(tmp_path: Path) -> None:
     """Defaults count where a knob is unset; the baseline is not judged; broken combinations are pruned."""
     text = """
