@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.space import speculation_rules as speculation
-from runner.space.allreduce import fuses_allreduce, uses_flashinfer
+from runner.space.allreduce import fuses_across_stages, fuses_allreduce, uses_flashinfer
 from runner.space.collectives import allreduce_algorithms, allreduce_protocols
 from runner.space.model_facts import GIB
 from runner.space.settings import Target
@@ -206,8 +206,9 @@ def _bare_maximum(config: Reading, largest: int | None) -> Reason:
 
 
 def _fusion_across_stages(config: Reading) -> Reason:
-    fused = config.field("compilation-config", "pass_config", "fuse_allreduce_rms")
-    if fused is True and config.tensor_parallel > 1 and config.pipeline_parallel > 1:
+    """Asked for, it is refused. On by itself it depends on the GPU whether it is: that is a warning of ``advice``."""
+    asked = config.field("compilation-config", "pass_config", "fuse_allreduce_rms")
+    if asked is True and fuses_across_stages(config):
         return "all-reduce fusion with TP and PP both above 1 hangs at warm-up"
     return None
 
