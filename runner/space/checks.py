@@ -10,7 +10,7 @@ from runner.schema.base import Scalar
 from runner.schema.experiment import Experiment, Settings
 from runner.schema.space import FloatRange, IntRange
 from runner.space.collectives import canonical
-from runner.space.document import Where
+from runner.space.document import Document, Where
 from runner.space.environment import check_protection
 from runner.space.knobs import Knob, as_value
 from runner.space.rules import contradiction
@@ -19,6 +19,7 @@ from runner.space.surroundings import PROTECTIVE, Machine
 from runner.space.values import Complaint, check_setting
 from runner.space.variables import misspelt
 
+_PARTS = ("defaults", "pinned")
 _TRIED_OF_A_RANGE = 1024
 
 
@@ -28,27 +29,50 @@ def base_settings(experiment: Experiment, machine: Machine) -> State:
     Raises:
         UsageError: A setting in a wrong form or with an impossible value, or both pinned and a default.
     """
+    for place, problem, remedy in _wrong_settings(experiment, machine):
+        where = ".".join(map(str, place))
+        raise UsageError(f"experiment `{experiment.name}`, {where}: {problem}", remedy=remedy)
     state: State = {}
-    pinned = {target for target, _, _ in _settings(experiment, "pinned")}
-    for part in ("defaults", "pinned"):
-        for target, value, place in _settings(experiment, part):
-            complaint = _complaint(target, value, experiment, machine)
-            if complaint is not None:
-                raise UsageError(f"experiment `{experiment.name}`, {place}: {complaint[0]}", remedy=complaint[1])
-            if part == "defaults" and any(overlap(target, fixed) for fixed in pinned):
-                raise UsageError(f"experiment `{experiment.name}`: {spoken(target)} is both a default and pinned")
+    for part in _PARTS:
+        for target, value, _ in _settings(experiment, part):
             assign(state, target, canonical(target[1], value) if target[0] == "env" else value)
     check_protection({target[1]: value for target, value in state.items() if target[0] == "env"}, machine.protected)
     return state
 
 
-def _settings(experiment: Experiment, part: str) -> Iterator[tuple[Target, Any, str]]:
+def check_experiment(experiment: Experiment, document: Document) -> None:
+    """Refuses what ``base_settings`` would, as far as the experiment's own file tells.
+
+    Raises:
+        UsageError: At the line and column where it is written.
+    """
+    for place, problem, remedy in _wrong_settings(experiment, Machine()):
+        raise document.error(place, problem, remedy)
+
+
+def _wrong_settings(experiment: Experiment, machine: Machine) -> Iterator[tuple[Where, str, str]]:
+    """Place, problem and remedy of each setting that can never be right."""
+    parts: dict[str, list[tuple[Target, Any, Where]]] = {}
+    for part in _PARTS:
+        try:
+            parts[part] = list(_settings(experiment, part))
+        except ValueError as error:
+            yield (part,), str(error), ""
+            return
+    for part, settings in parts.items():
+        for target, value, place in settings:
+            complaint = _complaint(target, value, experiment, machine)
+            if complaint is not None:
+                yield place, *complaint
+            elif part == "defaults" and any(overlap(target, fixed) for fixed, _, _ in parts["pinned"]):
+                yield place, f"{spoken(target)} is both a default and pinned", "keep one of the two"
+
+
+def _settings(experiment: Experiment, part: str) -> Iterator[tuple[Target, Any, Where]]:
+    """Target, value and place of each setting. Raises ValueError for one in a wrong form."""
     settings: Settings = getattr(experiment, part)
-    try:
-        for target, value, place in flattened(settings.flags, settings.structured, settings.env):
-            yield target, value, ".".join((part, *place))
-    except ValueError as error:
-        raise UsageError(f"experiment `{experiment.name}`, {part}: {error}") from None
+    for target, value, place in flattened(settings.flags, settings.structured, settings.env):
+        yield target, value, (part, *place)
 
 
 def check_knobs(knobs: tuple[Knob, ...], experiment: Experiment, machine: Machine) -> None:

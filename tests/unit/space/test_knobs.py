@@ -275,6 +275,7 @@ constraints:
         ("tp *", "is not an expression"),
         ("__import__('os').system('x')", "not allowed here"),
         ("a = 1", "is not an expression"),
+        ("min > tp", "`min` is a function, not a value"),
     ],
 )
 def test_a_malformed_constraint_is_refused(tmp_path: Path, constraint: str, words: str) -> None:
