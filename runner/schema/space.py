@@ -85,19 +85,33 @@ class Bundle(Model):
         return not (self.flags or self.structured or self.env)
 
 
-def _form(value: object) -> str:
-    return "written" if isinstance(value, dict | Choice) else "plain"
+def _form(value: object) -> str | None:
+    if isinstance(value, bool | int | float | str):
+        return "plain"
+    return "written" if isinstance(value, dict | Choice) else None
 
 
 def _kind(value: object) -> str:
     return "bundles" if isinstance(value, dict) else "values"
 
 
-ChoiceItem = Annotated[Annotated[Scalar, Tag("plain")] | Annotated[Choice, Tag("written")], Discriminator(_form)]
+def _number(value: object) -> str:
+    return "several" if isinstance(value, list | tuple) else "one"
+
+
+ChoiceItem = Annotated[
+    Annotated[Scalar, Tag("plain")] | Annotated[Choice, Tag("written")],
+    Discriminator(
+        _form,
+        custom_error_type="no_choice",
+        custom_error_message="a choice is a plain value, or `{value: ...}`; a list of values is a named preset",
+    ),
+]
 Values = Annotated[tuple[ChoiceItem, ...], Field(min_length=1)]
 Bundles = Annotated[dict[str, Bundle], Field(min_length=1)]
 Choices = Annotated[Annotated[Values, Tag("values")] | Annotated[Bundles, Tag("bundles")], Discriminator(_kind)]
-Condition = Scalar | tuple[Scalar, ...]
+Several = Annotated[tuple[Scalar, ...], Field(min_length=1)]
+Condition = Annotated[Annotated[Scalar, Tag("one")] | Annotated[Several, Tag("several")], Discriminator(_number)]
 
 
 class KnobSpec(Model):

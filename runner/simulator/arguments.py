@@ -13,6 +13,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from runner.space.installed import flags_of_help
+
 JSON_FLAGS = {
     "-cc": "--compilation-config",
     "-sc": "--speculative-config",
@@ -110,6 +112,11 @@ LOAD_FORMATS = (
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Read the words after ``serve``; argparse ends the process with code 2 when it cannot."""
     return _parser().parse_args(_normal(words))
+
+
+def flags() -> frozenset[str]:
+    """Names of the flags that ``serve`` takes, as ``installed_flags`` names a real one's."""
+    return flags_of_help(_parser().format_help())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ from runner.simulator import memory
 from runner.simulator.arguments import LOAD_FORMATS
 from runner.simulator.launch import BLOCK_SIZE, Launch, Refused
 from runner.simulator.nccl import InvalidUsage, read_nccl
+from runner.space.fields import KEYS
 
 GRAPH_CEILING = 512
 """Largest captured size by default, tokens; 1024 on sm100 (vllm/config/vllm.py)."""
@@ -173,6 +174,7 @@ def _speculation(
     if asked is None:
         return launch
     spec = {key.replace("-", "_"): value for key, value in asked.items()}
+    _refuse_unknown("speculative-config", spec)
     method = spec.get("method") or ("ngram" if spec.get("model") == "ngram" else "draft_model")
     draft_tokens = spec.get("num_speculative_tokens") or (1 if method == "mtp" else None)
     if method not in DRAFTERS or (method == "mtp" and model.mtp is None):
@@ -192,6 +194,13 @@ def _speculation(
         drafts_by_batch=tuple(tuple(each) for each in spec.get("num_speculative_tokens_per_batch_size") or ()),
         synthetic_acceptance=_synthetic(spec, draft_tokens),
     )
+
+
+def _refuse_unknown(flag: str, fields: Mapping[str, Any]) -> None:
+    """vLLM's configurations take no key that they do not know (``extra="forbid"`` in vllm/config/utils.py)."""
+    unknown = sorted(set(fields) - KEYS[flag,])
+    if unknown:
+        raise Refused(f"pydantic ValidationError: {flag.replace('-', '_')}.{unknown[0]}: Unexpected keyword argument")
 
 
 def _cpu_drafting(launch: Launch, options: argparse.Namespace, warnings: list[str]) -> Launch:
@@ -231,6 +240,7 @@ def _synthetic(spec: Mapping[str, Any], draft_tokens: int) -> tuple[float, ...] 
 
 def _graphs(launch: Launch, options: argparse.Namespace, node: SimulatedNode, warnings: list[str]) -> Launch:
     config = options.compilation_config or {}
+    _refuse_unknown("compilation-config", config)
     unknown = set(config.get("pass_config") or {}) - set(PASSES)
     if unknown:
         raise Refused(f"pydantic ValidationError: pass_config.{sorted(unknown)[0]}: Unexpected keyword argument")

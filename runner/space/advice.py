@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
+from runner.schema.base import Scalar
 from runner.schema.space import Preset
-from runner.space.allreduce import takes_nccl
+from runner.space import fields, variables
+from runner.space.allreduce import fuses_across_stages, takes_nccl
 from runner.space.architectures import breakable_graphs
 from runner.space.feasibility import activation
 from runner.space.knobs import Knob
-from runner.space.settings import Target
+from runner.space.settings import Target, spoken
 from runner.space.space import Space
 from runner.space.surroundings import COVERED_VERSIONS, LAST_COVERED, PROTECTIVE, Reading, whole_numbers
 
@@ -33,7 +35,9 @@ def warnings_for(space: Space) -> tuple[str, ...]:
                 *_baseline(space),
                 *_collectives(space),
                 *_compilation(space),
+                *_stages(space),
                 *_values(space),
+                *_names(space),
                 *_queues(space),
                 *_graphs(space),
             ]
@@ -127,6 +131,32 @@ def _compilation(space: Space) -> Iterator[str]:
             yield f"`{knob.name}` changes nothing: vLLM does not compile {name or 'models with breakable graphs'}"
 
 
+def _stages(space: Space) -> Iterator[str]:
+    """Whether something that is tried fuses all-reduces across pipeline stages without having been asked to."""
+    for params in _splits(space) if space.around.device == "gpu" else ():
+        config = Reading(space.state(params), space.around)
+        if fuses_across_stages(config) and not space.judged(params)[1]:
+            yield (
+                f"TP {config.tensor_parallel} x PP {config.pipeline_parallel}: all-reduce fusion, on by itself on "
+                "Hopper and Blackwell, is known to hang there at warm-up; set "
+                "compilation-config.pass_config.fuse_allreduce_rms: false"
+            )
+            return
+
+
+def _splits(space: Space) -> Iterator[dict[str, Scalar]]:
+    """The baseline, and every choice of what sets the parallel sizes, with no more beside it than it needs."""
+    sizes = {("flag", "tensor-parallel-size"), ("flag", "pipeline-parallel-size")}
+    found: list[dict[str, Scalar]] = [{}]
+    for knob in (knob for knob in space.knobs if sizes & knob.targets):
+        _, needed = activation(space, knob)
+        values = knob.labels if knob.range is None else (knob.range.low, knob.range.high)
+        found += [{**needed, **params, knob.name: value} for params in found for value in values]
+    for params in map(space.completed, found):
+        if all(space.is_active(knob, params) for knob in space.knobs if knob.name in params):
+            yield params
+
+
 def _graphs(space: Space) -> Iterator[str]:
     """Batches of the ladder that would run without a graph, and graphs that no batch would use."""
     base = Reading(space.base, space.around)
@@ -161,6 +191,14 @@ def _values(space: Space) -> Iterator[str]:
             yield f"`{knob.name}` {label}: with peer-to-peer off too only sockets are left, slow enough to look hung"
         if target == ("flag", "stream-interval") and number > 1:
             yield f"`{knob.name}` {label}: several tokens arrive at once, so latencies between tokens mean less"
+
+
+def _names(space: Space) -> Iterator[str]:
+    for target in sorted({*space.base, *(target for knob in space.knobs for target in knob.targets)}):
+        if target[0] == "env" and variables.unlisted(target[1]):
+            yield f"{target[1]} is none of the variables that vLLM 0.32 and 0.33 list: it may change nothing"
+        if target[0] == "json" and fields.unlisted(target[1:]):
+            yield f"{spoken(target)} is none of the fields that vLLM 0.24 to 0.33 list: it may be refused at start"
 
 
 def _queues(space: Space) -> Iterator[str]:

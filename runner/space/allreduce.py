@@ -17,6 +17,11 @@ def fuses_allreduce(config: Reading) -> bool:
     return compiled and (asked is True or (asked is None and config.flag("optimization-level") != 1))
 
 
+def fuses_across_stages(config: Reading) -> bool:
+    """Whether it may be fused while there are pipeline stages too, which is known to hang at warm-up (vllm#43616)."""
+    return config.tensor_parallel > 1 and config.pipeline_parallel > 1 and fuses_allreduce(config)
+
+
 def uses_flashinfer(config: Reading) -> bool:
     """Whether FlashInfer's all-reduce may stand before the others; so it is taken where its default is not known."""
     asked = config.env(_FLASHINFER[1])

@@ -4,7 +4,6 @@ NCCL ignores most wrong values without a word and dies on others, so everything 
 NCCL 2.28 to 2.30 (what vLLM 0.24 to 0.33 ship). Knows nothing of vLLM.
 """
 
-import difflib
 import re
 from collections.abc import Callable
 
@@ -12,6 +11,8 @@ _ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstre
 _PROTOCOLS = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}
 _FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
 _P2P_LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
+_P2P_DIGITS = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
+"""The levels' old names (``levelsOldToNew`` of NCCL 2.30)."""
 _NOT_FOR_ALLREDUCE_ON_ONE_NODE = {
     "pat": "PAT has no all-reduce",
     "nvlstree": "NVLSTree is disabled on a single node",
@@ -23,9 +24,13 @@ Check = Callable[[str], str | None]
 """A value -> what would be right, or None when it is."""
 
 
+_WHOLE = re.compile(r"0|[1-9]\d*")
+"""A number as NCCL reads it too: it takes one that begins with 0 for an octal one, 0512 for 330."""
+
+
 def _whole(low: int, high: int | None = None) -> Check:
     def check(value: str) -> str | None:
-        fits = re.fullmatch(r"\d+", value) and low <= int(value) and (high is None or int(value) <= high)
+        fits = _WHOLE.fullmatch(value) and low <= int(value) and (high is None or int(value) <= high)
         return None if fits else f"a whole number {f'{low}..{high}' if high is not None else f'from {low}'}"
 
     return check
@@ -40,7 +45,7 @@ def _one_of(*values: str) -> Check:
 
 def _threads(low: int, high: int) -> Check:
     def check(value: str) -> str | None:
-        fits = re.fullmatch(r"\d+", value) and int(value) % 32 == 0 and low <= int(value) <= high
+        fits = _WHOLE.fullmatch(value) and int(value) % 32 == 0 and low <= int(value) <= high
         # NCCL only notes other values in its log and takes its maximum: 100 would mean 512.
         return None if fits else f"a multiple of 32 in {low}..{high}; NCCL would take {high} instead"
 
@@ -120,7 +125,7 @@ def _mixing(value: str) -> str | None:
 
 
 def _level(value: str) -> str | None:
-    if value in _P2P_LEVELS or value in tuple("012345"):
+    if value in _P2P_LEVELS or value in _P2P_DIGITS:
         return None
     return f"one of {', '.join(_P2P_LEVELS)}, in upper case; NCCL ignores anything else without a word"
 
@@ -165,8 +170,11 @@ _CHECKS: dict[str, Check] = {
 }
 
 _LEGACY = {"NCCL_MIN_NRINGS": "NCCL_MIN_NCHANNELS", "NCCL_MAX_NRINGS": "NCCL_MAX_NCHANNELS"}
-_FREE_PREFIXES = ("NCCL_IB_", "NCCL_NET", "NCCL_SOCKET_", "NCCL_SYM_", "NCCL_WIN_", "NCCL_TOPO_", "NCCL_GRAPH_FILE")
+FREE_PREFIXES = ("NCCL_IB_", "NCCL_NET", "NCCL_SOCKET_", "NCCL_SYM_", "NCCL_WIN_", "NCCL_TOPO_", "NCCL_GRAPH_FILE")
+"""Families of the network, the topology and the symmetric kernels: their names are not checked."""
 _DEBUG = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
+VARIABLES = frozenset({*_CHECKS, *_LEGACY, *_DEBUG})
+"""Names that ``check_variable`` has something to say of."""
 
 
 def check_variable(name: str, value: str) -> tuple[str, str] | None:
@@ -176,31 +184,28 @@ def check_variable(name: str, value: str) -> tuple[str, str] | None:
     if name in _DEBUG:
         return f"`{name}` would slow every timed run", "NCCL's log is collected by evidence starts only (EVIDENCE=1)"
     check = _CHECKS.get(name)
-    if check is not None:
-        right = check(value)
-        return None if right is None else (f"`{value}` is no value of {name}", f"what would be right: {right}")
-    close = difflib.get_close_matches(name, _CHECKS, n=1, cutoff=0.85)
-    if close and not name.startswith(_FREE_PREFIXES):
-        return f"no NCCL variable `{name}` is known", f"did you mean {close[0]}? NCCL never complains of a wrong name"
-    return None
+    right = None if check is None else check(value)
+    return None if right is None else (f"`{value}` is no value of {name}", f"what would be right: {right}")
 
 
 def canonical(name: str, value: str) -> str:
     """One spelling for one meaning. ``NCCL_ALGO`` always in the two-part form that NCCL 2.30 and 2.31 read alike."""
-    if name not in ("NCCL_PROTO", "NCCL_ALGO") or _CHECKS[name](value) is not None:
+    if name not in ("NCCL_PROTO", "NCCL_ALGO", "NCCL_P2P_LEVEL") or _CHECKS[name](value) is not None:
         return value  # what is no list at all, and kept to fail, stays as it is
-    if name == "NCCL_PROTO":
-        return ";".join(
-            (f"{function}:" if function else "")
-            + ("^" if names.startswith("^") else "")
-            + ",".join(_PROTOCOLS[token] for token in sorted(names.removeprefix("^").split(",")))
-            for function, names in _groups(value)
-        )
+    if name == "NCCL_P2P_LEVEL":
+        return _P2P_DIGITS.get(value, value)
     groups = _groups(value)
-    if groups[0][0] is not None:
-        groups.insert(0, (None, "ring,tree"))
-    spelt = [(function, ",".join(sorted(_kept(names, _ALGORITHMS)))) for function, names in groups]
+    if name == "NCCL_PROTO":
+        spelt = [(function, _listed(names, _PROTOCOLS)) for function, names in groups]
+    else:
+        ends = groups if groups[0][0] is None else [(None, "ring,tree"), *groups]
+        spelt = [(function, ",".join(sorted(_kept(names, _ALGORITHMS)))) for function, names in ends]
     return ";".join(f"{function}:{names}" if function else names for function, names in spelt)
+
+
+def _listed(names: str, spellings: dict[str, str]) -> str:
+    """``^ll128`` -> ``LL,Simple``. NCCL reads both as the same switches (``parseList`` of 2.30)."""
+    return ",".join(spellings[name] for name in _kept(names, tuple(spellings)))
 
 
 def allreduce_algorithms(value: str | None) -> list[str]:

@@ -98,6 +98,10 @@ def parse_constraint(text: str, known: Set[str], document: Document, where: Wher
     if foreign:
         shown = ast.unparse(foreign[0])
         raise document.error(where, f"`{shown}` is not allowed here", "arithmetic, comparisons, and, or, not, in")
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in _FUNCTIONS and node.id not in known and id(node) not in called:
+            raise document.error(where, f"`{node.id}` is a function, not a value", f"call it: `{node.id}(a, b)`")
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - set(_FUNCTIONS)
     unknown = sorted(names - known)
     if unknown:

@@ -23,6 +23,7 @@ from runner.space.surroundings import (
 )
 
 _COMPILE_MODES = {"0": "NONE", "1": "STOCK_TORCH_COMPILE", "2": "DYNAMO_TRACE_ONCE", "3": "VLLM_COMPILE"}
+_DTYPES = {"half": "float16", "float": "float32"}
 _LATER_THAN_ANY: Version = (99, 0, 0)
 
 
@@ -68,6 +69,9 @@ def _names(state: State, config: Reading) -> None:
     graphs = config.field("compilation-config", "cudagraph_mode")
     if graphs is not None:
         state["json", "compilation-config", "cudagraph_mode"] = str(graphs).upper()
+    dtype = config.flag("dtype")
+    if dtype in _DTYPES:
+        state["flag", "dtype"] = _DTYPES[dtype]
 
 
 def _one_place(state: State, config: Reading) -> None:

@@ -3,7 +3,8 @@
 Knows the shape of the space; knows nothing of vLLM, NCCL or the model.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from runner.errors import UsageError
 from runner.schema.base import Scalar
 from runner.schema.space import Bundle, Choice, FloatRange, IntRange, KnobSpec, Preset
 from runner.space.document import Document, Where
-from runner.space.settings import Target, env_target, field_target, flag_target, flattened
+from runner.space.settings import Target, env_target, field_target, flag_target, flattened, overlap, spoken
 
 Params = Mapping[str, Scalar]
 """Knob -> label of the choice, or the number for a range. An unset knob is absent."""
@@ -57,6 +58,18 @@ class Knob:
     def labels(self) -> tuple[str, ...]:
         """The choices' labels, unset not among them; empty for a range."""
         return tuple(option.label for option in self.options)
+
+    @property
+    def values(self) -> Sequence[Scalar] | None:
+        """Everything that can be chosen, unset not among it; None for a continuous range."""
+        if self.range is None:
+            return self.labels
+        if isinstance(self.range, IntRange):
+            return range(self.range.low, self.range.high + 1, self.range.step)
+        if self.range.step is None:
+            return None
+        steps = math.floor((self.range.high - self.range.low) / self.range.step + 1e-9)
+        return tuple(round(self.range.low + step * self.range.step, 10) for step in range(steps + 1))
 
     @property
     def keep_failing(self) -> dict[str, str]:
@@ -202,8 +215,14 @@ def _bundle_option(label: str, bundle: Bundle, document: Document, place: Where)
         leaves = list(flattened(bundle.flags, bundle.structured, bundle.env))
     except ValueError as error:
         raise document.error(place, str(error)) from None
-    settings = {target: value for target, value, _ in leaves}
-    places: dict[Target, Where] = {target: (*place, *below) for target, _, below in leaves}
+    settings: dict[Target, Any] = {}
+    places: dict[Target, Where] = {}
+    for target, value, below in leaves:
+        if target[0] == "json" and target[-1] == "preset":
+            target, value = target[:-1], Preset(preset=str(value))
+        if any(overlap(target, known) for known in settings):
+            raise document.error((*place, *below), f"{spoken(target)} is set twice", "one spelling, one value")
+        settings[target], places[target] = value, (*place, *below)
     return Option(label, settings, places, bundle.keep_failing)
 
 

@@ -10,7 +10,7 @@ from runner.errors import UsageError
 from runner.schema.experiment import Experiment
 from runner.schema.space import KnobSpec, SpaceFile
 from runner.space.advice import warnings_for
-from runner.space.checks import base_settings, check_knobs
+from runner.space.checks import base_settings, check_experiment, check_knobs
 from runner.space.constraints import Constraint, parse_constraint
 from runner.space.document import Document, find_file, read_document
 from runner.space.feasibility import check_constraints, nothing_can_run, same_as_unset, without_hopeless
@@ -32,7 +32,9 @@ def load_experiment(name_or_path: str | Path) -> Experiment:
     path = find_file(name_or_path, "experiments", "experiment")
     document = read_document(path)
     document.data.setdefault("name", path.stem)
-    return document.parse(Experiment)
+    experiment = document.parse(Experiment)
+    check_experiment(experiment, document)
+    return experiment
 
 
 def load_space(

@@ -5,14 +5,16 @@ are checked in ``values``; what merely changes nothing is in ``equivalence``.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from runner.space import speculation_rules as speculation
-from runner.space.allreduce import fuses_allreduce, uses_flashinfer
+from runner.space.allreduce import fuses_across_stages, fuses_allreduce, uses_flashinfer
 from runner.space.collectives import allreduce_algorithms, allreduce_protocols
 from runner.space.model_facts import GIB
-from runner.space.surroundings import COVERED_VERSIONS, Reading, Version, whole_numbers
+from runner.space.settings import Target
+from runner.space.surroundings import COVERED_VERSIONS, Machine, Reading, Surroundings, Version, whole_numbers
 
 Reason = str | None
 
@@ -25,11 +27,16 @@ _MEMORY_BESIDE_WEIGHTS = 0.98
 
 @dataclass(frozen=True)
 class Rule:
-    """A check and the first and last version of vLLM that it holds for."""
+    """A check and the first and last version of vLLM that it holds for.
+
+    Attributes:
+        final: What breaks it breaks it whatever else is set, on every node and with every model.
+    """
 
     check: Callable[[Reading], Reason]
     since: Version = COVERED_VERSIONS[0]
     until: Version = (99, 0, 0)
+    final: bool = False
 
 
 def broken_rules(config: Reading) -> Iterator[str]:
@@ -39,6 +46,13 @@ def broken_rules(config: Reading) -> Iterator[str]:
             reason = rule.check(config)
             if reason is not None:
                 yield reason
+
+
+def contradiction(settings: Mapping[Target, Any]) -> Reason:
+    """Why ``settings`` can never hold together, whatever else is set; None when they may."""
+    config = Reading(settings, Surroundings("gpu", COVERED_VERSIONS[1], Machine()))
+    reasons = (rule.check(config) for rule in RULES if rule.final)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _gpus(config: Reading) -> Reason:
@@ -192,8 +206,9 @@ def _bare_maximum(config: Reading, largest: int | None) -> Reason:
 
 
 def _fusion_across_stages(config: Reading) -> Reason:
-    fused = config.field("compilation-config", "pass_config", "fuse_allreduce_rms")
-    if fused is True and config.tensor_parallel > 1 and config.pipeline_parallel > 1:
+    """Asked for, it is refused. On by itself it depends on the GPU whether it is: that is a warning of ``advice``."""
+    asked = config.field("compilation-config", "pass_config", "fuse_allreduce_rms")
+    if asked is True and fuses_across_stages(config):
         return "all-reduce fusion with TP and PP both above 1 hangs at warm-up"
     return None
 
@@ -270,21 +285,21 @@ RULES: tuple[Rule, ...] = (
     Rule(_weights_fit),
     Rule(_experts),
     Rule(_context_parallel),
-    Rule(_batched_tokens),
-    Rule(_active_seqs),
+    Rule(_batched_tokens, final=True),
+    Rule(_active_seqs, final=True),
     Rule(_capture_lists),
     Rule(_fusion_across_stages),
     Rule(_sequence_passes, since=(0, 32, 0)),
-    Rule(_channels),
-    Rule(_algorithm_protocol),
+    Rule(_channels, final=True),
+    Rule(_algorithm_protocol, final=True),
     Rule(_multicast),
-    Rule(_batch_invariant),
+    Rule(_batch_invariant, final=True),
     Rule(speculation.draft_length),
     Rule(speculation.draft_source),
-    Rule(speculation.lookup_window),
+    Rule(speculation.lookup_window, final=True),
     Rule(speculation.draft_parallel),
     Rule(speculation.synthetic_acceptance),
-    Rule(speculation.said_twice),
+    Rule(speculation.said_twice, final=True),
     Rule(speculation.adaptive_verification),
     Rule(speculation.async_without_gpu_drafts, until=(0, 32, 99)),
     Rule(speculation.async_on_old_runner, since=(0, 32, 0)),

@@ -29,11 +29,25 @@ STRUCTURED_FLAGS = frozenset(
         "pooler-config",
         "profiler-config",
         "eplb-config",
+        "aux-output-config",
+        "diffusion-config",
+        "ec-manager-config",
+        "engram-config",
+        "fault-tolerance-config",
+        "quantization-config",
+        "reasoning-config",
+        "watermark-config",
+        "weight-transfer-config",
+        "ir-op-priority",
+        "limit-mm-per-prompt",
+        "media-io-kwargs",
+        "mm-processor-kwargs",
+        "model-class-overrides",
         "model-loader-extra-config",
         "default-chat-template-kwargs",
     }
 )
-"""Flags of ``vllm serve`` whose value is one JSON object."""
+"""Flags of ``vllm serve`` whose value is one JSON object, as 0.32 names them."""
 
 _SHORT_FORMS = {
     "tp": "tensor-parallel-size",
@@ -78,7 +92,17 @@ def flag_target(written: str) -> Target:
 def field_target(dotted: str) -> Target:
     """Target of ``FLAG.KEY.KEY``. Raises ValueError for a flag in the wrong form."""
     flag, *keys = dotted.split(".")
-    return ("json", flag_name(flag), *(_key(flag, key) for key in keys))
+    if not all(keys):
+        raise ValueError(f"`{dotted}` has an empty key")
+    return ("json", structured_flag(flag), *(_key(flag, key) for key in keys))
+
+
+def structured_flag(written: str) -> str:
+    """Name of a flag whose value is a JSON object. Raises ValueError for any other."""
+    name = flag_name(written)
+    if name not in STRUCTURED_FLAGS and not name.endswith("-config"):  # which a newer vLLM may have
+        raise ValueError(f"`{name}` takes no JSON object: set it under `flag`")
+    return name
 
 
 def env_target(name: str) -> Target:
@@ -100,7 +124,7 @@ def flattened(
     for name, value in flags.items():
         yield flag_target(name), value, ("flags", name)
     for flag, fields in structured.items():
-        base = ("json", flag_name(flag))
+        base = ("json", structured_flag(flag))
         yield from _leaves(base, fields, ("json", flag))
     for name, value in env.items():
         yield env_target(name), value, ("env", name)

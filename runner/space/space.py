@@ -3,7 +3,6 @@
 Pure. Loading and its checks are in ``load``; what vLLM and NCCL do with a configuration is in ``rules``.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,6 @@ from typing import Any
 from runner.errors import Infeasible, UsageError
 from runner.schema.base import Scalar
 from runner.schema.launch import LaunchConfig
-from runner.schema.space import IntRange
 from runner.space.collectives import canonical
 from runner.space.constraints import Constraint
 from runner.space.equivalence import equivalent_key
@@ -151,13 +149,13 @@ class Space:
 
     def size(self) -> int | None:
         """Combinations of choices, conditions respected, rules not asked; None with a continuous range."""
-        if any(_domain(knob) is None for knob in self.knobs):
+        if any(knob.values is None for knob in self.knobs):
             return None
         parents = {name for knob in self.knobs for name in knob.when}
         branching = [knob for knob in self.knobs if knob.name in parents]
         leaves = [knob for knob in self.knobs if knob.name not in parents]
         return sum(
-            math.prod(len(_domain(leaf) or ()) + (not leaf.required) for leaf in leaves if self.is_active(leaf, params))
+            math.prod(len(leaf.values or ()) + (not leaf.required) for leaf in leaves if self.is_active(leaf, params))
             for params in self._combinations(tuple(branching), {})
         )
 
@@ -179,7 +177,7 @@ class Space:
             yield from self._combinations(rest, params)
         if not active:
             return
-        values = _domain(knob)
+        values = knob.values
         if values is None:
             raise ValueError(f"`{knob.name}` is a continuous range")
         for value in values:
@@ -239,16 +237,3 @@ def _reachable(knobs: list[Knob]) -> tuple[Knob, ...]:
 
 def _unset_of(name: str, knobs: list[Knob]) -> str:
     return next(knob.unset_label for knob in knobs if knob.name == name)
-
-
-def _domain(knob: Knob) -> tuple[Scalar, ...] | None:
-    if knob.range is None:
-        return knob.labels
-    if isinstance(knob.range, IntRange):
-        return tuple(range(knob.range.low, knob.range.high + 1, knob.range.step))
-    if knob.range.step is None:
-        return None
-    steps = math.floor((knob.range.high - knob.range.low) / knob.range.step + 1e-9)
-    return tuple(
-        round(knob.range.low + i * knob.range.step, 10) for i in itertools.islice(itertools.count(), steps + 1)
-    )

@@ -36,7 +36,7 @@ class Machine:
         gpu_memory_gib: Memory of the smallest GPU.
         gpu_name: Its name.
         protected: Those of ``PROTECTIVE`` that the host sets, to that value.
-        known_flags: Flags that the installed vLLM's own help names; None: not asked.
+        known_flags: Flags that the help of what will serve names, vLLM's or the simulator's; None: not asked.
     """
 
     cpus: tuple[int, ...] = ()

@@ -9,6 +9,7 @@ from typing import Any
 
 from runner.schema.space import Preset
 from runner.space.collectives import check_variable
+from runner.space.fields import misspelt
 from runner.space.presets import PRESETS, presets_for
 from runner.space.settings import Target, spoken
 
@@ -92,25 +93,8 @@ _ON_OFF_ENV = frozenset(
     }
 )
 _METHODS = ("ngram", "ngram_gpu", "eagle", "eagle3", "mtp", "draft_model", "dflash", "dspark", "suffix", "custom_class")
-_GONE_PASSES = ("enable_sequence_parallelism", "enable_async_tp", "enable_fusion", "enable_attn_fusion")
-_PASSES = (
-    "fuse_norm_quant",
-    "fuse_act_quant",
-    "fuse_attn_quant",
-    "fuse_allreduce_rms",
-    "fuse_act_padding",
-    "fuse_mla_dual_rms_norm",
-    "fuse_rope_kvcache",
-    "fuse_rope_kvcache_cat_mla",
-    "fuse_qk_norm_rope_kvcache",
-    "fuse_gemm_comms",
-    "enable_sp",
-    "enable_qk_norm_rope_fusion",
-    "eliminate_noops",
-    "fi_allreduce_fusion_max_size_mb",
-    "rope_kvcache_fusion_max_token_num",
-    "sp_min_token_num",
-)
+_SWITCHED_PASSES = ("fuse_", "enable_", "eliminate_")
+_MODEL_LENGTH = re.compile(r"\d+(?:\.\d+)?[kKmMgG]?")
 
 
 def check_setting(target: Target, value: Any) -> Complaint | None:
@@ -159,6 +143,8 @@ def _check_flag(name: str, value: Any) -> Complaint | None:
         return (f"`{value}` is no value of --{name}", f"did you mean {close[0]}?") if close else None
     if name == "gpu-memory-utilization" and not (_number(value) and 0 < value <= 1):
         return f"`{value}` is no value of --{name}", "a share above 0 and up to 1; up to 0.95 is safe"
+    if name == "max-model-len" and not _is_length(value):
+        return f"`{value}` is no value of --{name}", "tokens (4096, 4k), or auto for what fits"
     if name == "cudagraph-capture-sizes":
         return _check_sizes(value)
     return None
@@ -167,26 +153,28 @@ def _check_flag(name: str, value: Any) -> Complaint | None:
 def _check_field(target: Target, value: Any) -> Complaint | None:
     flag, *keys = target[1:]
     dotted = ".".join(target[1:])
+    wrong = misspelt(target[1:])
+    if wrong is not None:
+        return wrong
+    if keys[-1] == "preset":
+        return f"{dotted} would be taken literally", "write a preset as a choice of a knob, or in one of its bundles"
     if flag == "compilation-config":
-        if keys == ["cudagraph_mode"] and str(value).upper() not in _GRAPH_MODES:
-            return f"`{value}` is no value of {dotted}", f"one of {', '.join(_GRAPH_MODES)}"
-        if keys == ["mode"] and (isinstance(value, bool) or str(value).upper() not in _COMPILE_MODES):
-            return f"`{value}` is no value of {dotted}", f"one of {', '.join(_COMPILE_MODES)}"
-        if keys == ["cudagraph_capture_sizes"]:
-            return _check_sizes(value)
-        if keys[0] == "pass_config" and len(keys) == 2:
-            return _check_pass(keys[1])
-    if flag == "speculative-config":
-        return _check_speculation(keys[0], value)
-    return None
+        return _check_compilation(dotted, keys, value)
+    return _check_speculation(keys[0], value) if flag == "speculative-config" else None
 
 
-def _check_pass(name: str) -> Complaint | None:
-    if name in _GONE_PASSES:
-        return f"the pass `{name}` is refused at start", "vLLM has had no such pass since before 0.24"
-    close = difflib.get_close_matches(name, _PASSES, n=1, cutoff=0.8)
-    if name not in _PASSES and close:
-        return f"no pass `{name}` is known; an unknown one is refused at start", f"did you mean {close[0]}?"
+def _check_compilation(dotted: str, keys: list[str], value: Any) -> Complaint | None:
+    problem = f"`{value}` is no value of {dotted}"
+    if keys == ["cudagraph_mode"] and str(value).upper() not in _GRAPH_MODES:
+        return problem, f"one of {', '.join(_GRAPH_MODES)}"
+    if keys == ["mode"] and (isinstance(value, bool) or str(value).upper() not in _COMPILE_MODES):
+        return problem, f"one of {', '.join(_COMPILE_MODES)}"
+    if keys == ["cudagraph_capture_sizes"]:
+        return _check_sizes(value)
+    if keys == ["max_cudagraph_capture_size"] and not (_whole(value) and value >= 1):
+        return problem, "a whole number from 1, in tokens"
+    if keys[0] == "pass_config" and keys[-1].startswith(_SWITCHED_PASSES) and not isinstance(value, bool):
+        return problem, "true or false, without quotes"
     return None
 
 
@@ -207,6 +195,12 @@ def _check_sizes(value: Any) -> Complaint | None:
     if all(_whole(size) and size >= 1 for size in sizes):
         return None
     return f"`{value}` is no list of capture sizes", "whole numbers from 1, in tokens; or a preset, in requests"
+
+
+def _is_length(value: Any) -> bool:
+    if isinstance(value, str):
+        return value == "auto" or _MODEL_LENGTH.fullmatch(value) is not None
+    return _whole(value) and (value >= 1 or value == -1)
 
 
 def _whole(value: Any) -> bool:

@@ -16,6 +16,7 @@ from runner.serving.gpu import Gpu
 from runner.serving.gpu import gpus as visible_gpus
 from runner.serving.provenance import versions
 from runner.serving.redaction import is_secret, redact
+from runner.simulator.arguments import flags as simulated_flags
 from runner.simulator.describe import load_model, load_node
 from runner.simulator.facts import facts_of
 from runner.space import Machine, ModelFacts, Space, load_experiment, load_space, read_model_facts, this_machine
@@ -287,7 +288,12 @@ def _machine(experiment: Experiment, there: tuple[Gpu, ...], say: Callable[[str]
     here = this_machine(os.environ)
     if experiment.engine.node is not None:
         node = load_node(experiment.engine.node)
-        return Machine(here.cpus, gpu_memory_gib=node.gpu.memory_gib, gpu_name=node.gpu.name)
+        return Machine(
+            here.cpus,
+            gpu_memory_gib=node.gpu.memory_gib,
+            gpu_name=node.gpu.name,
+            known_flags=simulated_flags(),
+        )
     smallest = min(there, key=lambda gpu: gpu.total_gib, default=None)
     version = vllm_version()
     return Machine(

@@ -105,6 +105,8 @@ def test_synthetic_acceptance() -> None:
         (["--enable-expert-parallel"], {}, "config", "experts"),
         (["-cc", '{"cudagraph_mode": "TOTAL"}'], {}, "config", "KeyError"),
         (["-cc", '{"pass_config": {"enable_async_tp": true}}'], {}, "config", "enable_async_tp"),
+        (["-cc", '{"cudagraph_mod": "FULL"}'], {}, "config", "compilation_config.cudagraph_mod: Unexpected keyword"),
+        (["-sc", '{"method": "mtp", "tokens": 2}'], {}, "config", "speculative_config.tokens: Unexpected keyword"),
         (["-cc", '{"cudagraph_capture_sizes": []}'], {}, "config", "at least one element"),
         (
             ["--cudagraph-capture-sizes", "8", "--max-cudagraph-capture-size", "16"],

@@ -36,6 +36,23 @@ def test_the_path_to_nccl_depends_on_the_version(tmp_path: Path) -> None:
     assert space_of(tmp_path, PROTOCOL, experiment_of(defaults=defaults), version="0.32.0").warnings != ()
 
 
+def test_fusion_by_itself_across_stages_is_said(tmp_path: Path) -> None:
+    """TP and PP from two knobs, or from the experiment; not where it is off, eager, or one of the two is 1."""
+    pinned = {"json": {"compilation-config": {"pass_config": {"fuse_allreduce_rms": False}}}}
+    text = "knobs: {tp: {flag: tensor-parallel-size, choices: [2]}, pp: {flag: pipeline-parallel-size, choices: [2]}}\n"
+
+    def said(text: str, **defaults: Any) -> bool:
+        space = space_of(tmp_path, text, experiment_of(defaults=defaults))
+        return any(warning.startswith("TP 2 x PP 2: all-reduce fusion") for warning in space.warnings)
+
+    both = {"tensor-parallel-size": 2, "pipeline-parallel-size": 2}
+    assert said(text)
+    assert said("knobs: {seqs: {flag: max-num-seqs, choices: [8]}}\n", flags=both)
+    assert not said(text, **pinned)
+    assert not said(text, flags={"enforce-eager": True})
+    assert not said("knobs: {pp: {flag: pipeline-parallel-size, choices: [2]}}\n")
+
+
 @pytest.mark.parametrize(
     ("text", "experiment", "words"),
     [

@@ -60,6 +60,8 @@ def test_what_nccl_takes_is_taken(name: str, value: str) -> None:
         ("NCCL_ALGO", "allreduce=tree", "a list of tree"),
         ("NCCL_NTHREADS", "100", "multiple of 32"),
         ("NCCL_NTHREADS", "65", "multiple of 32"),
+        ("NCCL_NTHREADS", "0512", "multiple of 32"),  # octal to NCCL: 330, so 512 by its fallback, but 0100 is 64
+        ("NCCL_MIN_NCHANNELS", "010", "whole number 1..64"),
         ("NCCL_NTHREADS", "1024", "multiple of 32"),
         ("NCCL_NTHREADS", "32", "multiple of 32"),
         ("NCCL_LL128_NTHREADS", "128", "multiple of 32"),
@@ -80,8 +82,6 @@ def test_what_nccl_takes_is_taken(name: str, value: str) -> None:
         ("NCCL_CTA_POLICY", "FAST", "DEFAULT, EFFICIENCY or ZERO"),
         ("NCCL_GRAPH_MIXING_SUPPORT", "0", "unsafe"),
         ("NCCL_DEBUG", "INFO", "evidence starts only"),
-        ("NCCL_PROTOCOL", "LL", "did you mean NCCL_PROTO"),
-        ("NCCL_NTHREAD", "64", "did you mean NCCL_NTHREADS"),
     ],
 )
 def test_what_nccl_ignores_or_dies_on_is_refused(name: str, value: str, right: str) -> None:
@@ -98,9 +98,13 @@ def test_what_nccl_ignores_or_dies_on_is_refused(name: str, value: str, right: s
         ("NCCL_ALGO", "AllReduce:NVLS", "ring,tree;allreduce:nvls"),
         ("NCCL_ALGO", "Tree,Ring;AllReduce:Tree", "ring,tree;allreduce:tree"),
         ("NCCL_PROTO", "simple,ll", "LL,Simple"),
-        ("NCCL_PROTO", "^ll128", "^LL128"),
+        ("NCCL_PROTO", "^ll128", "LL,Simple"),
+        ("NCCL_PROTO", "LL;allreduce:^simple", "LL;allreduce:LL,LL128"),
         ("NCCL_PROTO", "AllReduce:ll", "allreduce:LL"),
         ("NCCL_NTHREADS", "64", "64"),
+        ("NCCL_P2P_LEVEL", "0", "LOC"),
+        ("NCCL_P2P_LEVEL", "3", "PHB"),
+        ("NCCL_P2P_LEVEL", "NVL", "NVL"),
     ],
 )
 def test_one_meaning_has_one_spelling(name: str, value: str, spelt: str) -> None:
@@ -145,7 +149,7 @@ def test_encoding_of_a_space_over_nccl(tmp_path: Path) -> None:
         "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
         "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
         "NCCL_ALGO": "ring,tree;allreduce:tree",
-        "NCCL_PROTO": "^LL128",
+        "NCCL_PROTO": "LL,Simple",
         "NCCL_NTHREADS": "96",
     }
     assert config.flags == {"disable-custom-all-reduce": True}

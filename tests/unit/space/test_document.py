@@ -44,6 +44,9 @@ def refused(text: str, model: type[SpaceFile] | type[Experiment] = SpaceFile) ->
         ("knobs:\n  a: {flag: x, choices: [1], required: true}\n", 2, 6, "`required` needs `when`"),
         ("knobs:\n  a: {json: compilation-config, choices: [1]}\n", 2, 6, "field inside a structured flag"),
         ("knobs:\n  a: {flag: x, int: {low: 0, high: 2, log: true}}\n", 2, 21, "starts above 0"),
+        ("knobs:\n  a: {flag: x, choices: [1], when: {b: []}}\n", 2, 40, "at least 1 item"),
+        ("knobs:\n  a: {flag: x, choices: [[1, 2]]}\n", 2, 26, "a choice is a plain value, or `{value: ...}`"),
+        ("knobs:\n  a: {flag: x, choices: [null]}\n", 2, 26, "a choice is a plain value"),
     ],
 )
 def test_a_malformed_space_is_refused_at_its_place(text: str, line: int, column: int, words: str) -> None:
@@ -133,3 +136,18 @@ def test_read_model_gives_the_model(tmp_path: Path) -> None:
     path = tmp_path / "space.yaml"
     path.write_text("knobs: {a: {flag: x, choices: [1, {value: 2, keep_failing: why}]}}\n")
     assert read_model(path, SpaceFile).knobs["a"].choices is not None
+
+
+def test_an_experiments_wrong_setting_is_refused_at_its_line(tmp_path: Path) -> None:
+    """A value, a name and a form, each where it stands in the experiment's own file."""
+    path = tmp_path / "mine.yaml"
+    for part, setting, column, words in (
+        ("defaults", "env: {NCCL_NTHREADS: '100'}", 24, "`100` is no value of NCCL_NTHREADS"),
+        ("pinned", "json: {compilation-config: {cudagraph_mod: FULL}}", 46, "has no `cudagraph_mod`"),
+        ("defaults", "flags: {tp: 2}", 3, "write `tensor-parallel-size` in full"),
+    ):
+        path.write_text(f"engine: {{}}\nmodel: m\n{part}:\n  {setting}\n")
+        with pytest.raises(UsageError) as caught:
+            load_experiment(path)
+        assert words in caught.value.problem
+        assert (caught.value.path, caught.value.line, caught.value.column) == (path, 4, column)

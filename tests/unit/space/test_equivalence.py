@@ -90,6 +90,8 @@ TP2: dict[str, Any] = {"flags": {"tensor-parallel-size": 2}}
             {"json": {"speculative-config": {"method": "ngram", "prompt_lookup_max": 4}}},
             {"json": {"speculative-config": {"method": "ngram", "prompt_lookup_min": 4}}},
         ),
+        ({"flags": {"dtype": "half"}}, {"flags": {"dtype": "float16"}}),
+        ({"flags": {"dtype": "float"}}, {"flags": {"dtype": "float32"}}),
     ],
 )
 def test_the_same_to_vllm_has_one_key(one: dict[str, Any], other: dict[str, Any]) -> None:

@@ -72,7 +72,9 @@ DOMAINS = st.one_of(
     st.builds(lambda values: {"choices": values}, st.lists(CHOICE | PRESETS, min_size=1, max_size=3)),
     st.builds(lambda low, width: {"int": {"low": low, "high": low + width}}, st.integers(0, 600), st.integers(1, 600)),
 )
-CONDITIONS = st.one_of(st.just({}), st.builds(lambda label: {"when": {"first": label}}, WORDS))
+CONDITIONS = st.one_of(
+    st.just({}), st.builds(lambda labels: {"when": {"first": labels}}, WORDS | st.lists(SCALARS, max_size=2))
+)
 KNOBS = st.builds(lambda target, domain, when: {**target, **domain, **when}, TARGETS, DOMAINS, CONDITIONS)
 NEARLY_RIGHT = st.builds(
     lambda first, others, constraints: {

@@ -113,6 +113,34 @@ knobs:
     assert space.count() is None
 
 
+@pytest.mark.parametrize(
+    ("written", "problem", "remedy"),
+    [
+        ("env: NCCL_NTHREADS, int: {low: 64, high: 512}", "`65` is no value of NCCL_NTHREADS", "use `step: 32`"),
+        (
+            "env: NCCL_BUFFSIZE, int: {low: 1048576, high: 8388608, log: true}",
+            "`1048577` is no value of NCCL_BUFFSIZE",
+            "use `choices`",
+        ),
+        ("env: NCCL_BUFFSIZE, int: {low: 2097152, high: 8388608, step: 2097152}", "`6291456` is no", "use `choices`"),
+        ("env: NCCL_MIN_NCHANNELS, int: {low: 1, high: 65}", "`65` is no value", "a whole number 1..64"),
+    ],
+)
+def test_a_range_with_a_wrong_value_inside_is_refused(tmp_path: Path, written: str, problem: str, remedy: str) -> None:
+    """Between right ends NCCL would take its maximum for most numbers, and say so in its log only."""
+    error = refusal(tmp_path, f"knobs:\n  x: {{{written}}}\n")
+    assert error.line == 2
+    assert problem in error.problem
+    assert remedy in error.remedy
+
+
+def test_a_range_that_keeps_to_the_grammar_loads(tmp_path: Path) -> None:
+    """By its step, or because every number in it is right."""
+    stepped = "knobs: {x: {env: NCCL_NTHREADS, int: {low: 64, high: 512, step: 32}}}\n"
+    assert space_of(tmp_path, stepped).size() == 16
+    assert space_of(tmp_path, "knobs: {x: {env: NCCL_MIN_NCHANNELS, int: {low: 1, high: 64, log: true}}}\n")
+
+
 def test_a_condition_on_a_range_names_numbers_of_it(tmp_path: Path) -> None:
     """By the number itself; what lies outside, or is no number, is refused."""
     text = """
@@ -152,6 +180,7 @@ knobs:
         ("knobs: {a: {env: CUDA_VISIBLE_DEVICES, choices: ['0']}}", "not for a configuration to set"),
         ("knobs: {a: {flag: max-num-seqs, choices: [{preset: nope}]}}", "no preset `nope`"),
         ("knobs: {a: {flag: max-num-seqs, choices: [0]}}", "a whole number from 1"),
+        ("knobs: {a: {choices: {b: {flags: {max-num-seqs: 1, max_num_seqs: 2}}}}}", "--max-num-seqs is set twice"),
         ("knobs: {a: {flag: max-num-seqs, int: {low: 0, high: 4}}}", "a whole number from 1"),
     ],
 )
@@ -187,6 +216,40 @@ knobs:
     assert space_of(tmp_path, agreeing).resolve({"p": "b", "q": "b"}).env == {"S": "1"}
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ("{env: {NCCL_MIN_NCHANNELS: '16', NCCL_MAX_NCHANNELS: '8'}}", "NCCL_MIN_NCHANNELS (16) is above"),
+        ("{env: {NCCL_MIN_CTAS: '4', NCCL_MIN_NCHANNELS: '4'}}", "steer the same thing"),
+        ("{env: {NCCL_ALGO: 'allreduce:nvls', NCCL_PROTO: LL}}", "NVLS speaks Simple only"),
+        ("{flags: {max-num-seqs: 64, max-num-batched-tokens: 32}}", "is below max-num-seqs (64)"),
+    ],
+)
+def test_a_choice_that_contradicts_itself_is_refused(tmp_path: Path, settings: str, reason: str) -> None:
+    """At its own place, unless it is kept to fail; left in the space it would only be missing from what is tried."""
+    text = f"knobs:\n  x:\n    choices:\n      a: {{}}\n      b: {settings}\n"
+    error = refusal(tmp_path, text)
+    assert error.line == 5
+    assert "`b` contradicts itself" in error.problem
+    assert reason in error.problem
+    kept = text.replace("b: {", "b: {keep_failing: on purpose, ")
+    assert reason in infeasible(space_of(tmp_path, kept), {"x": "b"})
+
+
+def test_a_choice_that_lacks_what_another_knob_sets_is_no_contradiction(tmp_path: Path) -> None:
+    """Half a pair, a method without its length, more GPUs than there are: ruled out or completed, never refused."""
+    text = """
+knobs:
+  least: {choices: {a: {}, b: {env: {NCCL_MIN_NCHANNELS: "16"}}}}
+  most: {choices: {a: {}, b: {env: {NCCL_MAX_NCHANNELS: "8"}}}}
+  spec: {choices: {a: {}, b: {json: {speculative-config: {method: ngram}}}}}
+  split: {choices: {a: {}, b: {flags: {tensor-parallel-size: 8, pipeline-parallel-size: 8}}}}
+"""
+    space = space_of(tmp_path, text)
+    assert [knob.name for knob in space.knobs] == ["least", "most"]
+    assert "is above" in infeasible(space, {"least": "b", "most": "b"})
+
+
 def test_a_constraint_sees_resolved_values(tmp_path: Path) -> None:
     """Defaults count where a knob is unset; the baseline is not judged; broken combinations are pruned."""
     text = """
@@ -212,6 +275,7 @@ constraints:
         ("tp *", "is not an expression"),
         ("__import__('os').system('x')", "not allowed here"),
         ("a = 1", "is not an expression"),
+        ("min > tp", "`min` is a function, not a value"),
     ],
 )
 def test_a_malformed_constraint_is_refused(tmp_path: Path, constraint: str, words: str) -> None:

@@ -8,7 +8,7 @@ from runner.errors import Infeasible
 from runner.space.presets import cpu_list
 from runner.space.space import Space
 from runner.space.surroundings import Machine
-from tests.spaces import dense, experiment_of, infeasible, space_of
+from tests.spaces import dense, experiment_of, infeasible, refusal, space_of
 
 
 def sizes(space: Space, params: dict[str, bool | int | float | str]) -> list[int]:
@@ -182,3 +182,18 @@ knobs:
     assert schedule["speculative-config"][key] == [[1, 8, 6], [9, 32, 3], [33, 64, 1]]
     single = space.resolve({"spec": "ngram", "k": 1, "by_batch": "fewer_as_batches_grow"}).structured
     assert single["speculative-config"][key] == [[1, 8, 1], [9, 32, 1], [33, 64, 0]]
+
+
+def test_a_preset_inside_a_bundle_is_calculated(tmp_path: Path) -> None:
+    """In its JSON too, where `preset` would else be sent to vLLM as a key; a name that does not fit is refused."""
+    text = """
+knobs:
+  graphs: {choices: {a: {}, b: {json: {compilation-config: {cudagraph_capture_sizes: {preset: %s}}}}}}
+"""
+    config = space_of(tmp_path, text % "upto_8").resolve({"graphs": "b"})
+    assert config.structured == {"compilation-config": {"cudagraph_capture_sizes": [1, 2, 4, 8]}}
+    error = refusal(tmp_path, text % "all_cpus")
+    assert (error.line, error.problem) == (
+        3,
+        "preset `all_cpus` is no value of compilation-config.cudagraph_capture_sizes",
+    )

@@ -355,6 +355,15 @@ knobs:
             "{json: compilation-config.pass_config.fuse_allreduce_rm, choices: [true]}",
             "did you mean fuse_allreduce_rms",
         ),
+        ("{json: compilation-config.pass_config.fuse_allreduce_rms, choices: ['yes']}", "true or false"),
+        ("{json: compilation-config.cudagraph_mod, choices: [FULL]}", "did you mean cudagraph_mode?"),
+        ("{json: compilation-config.max_cudagraph_capture_size, choices: [abc]}", "a whole number from 1"),
+        ("{json: speculative-config.num-speculative-token, choices: [3]}", "did you mean num_speculative_tokens?"),
+        ("{choices: {a: {}, b: {json: {compilation-config: {cudagraph_mod: FULL}}}}}", "did you mean cudagraph_mode?"),
+        ("{json: max-num-seqs.foo, choices: [3]}", "`max-num-seqs` takes no JSON object"),
+        ("{json: compilation-config..mode, choices: [3]}", "empty key"),
+        ("{flag: max-model-len, choices: [banana]}", "tokens (4096, 4k), or auto"),
+        ("{flag: max-model-len, choices: [0]}", "tokens (4096, 4k), or auto"),
         ("{flag: gpu-memory-utilization, choices: [1.1]}", "a share above 0 and up to 1"),
         ("{flag: gpu-memory-utilization, choices: [0]}", "a share above 0 and up to 1"),
         ("{json: speculative-config.method, choices: [oracle]}", "no speculative method"),
@@ -379,10 +388,21 @@ def test_values_that_can_never_be_right_are_refused_at_load(tmp_path: Path, knob
     assert error.line == 2
 
 
+def test_keys_of_a_newer_vllm_are_taken_and_said(tmp_path: Path) -> None:
+    """What resembles no known key may be right; lengths may be short for thousands, or whatever fits."""
+    text = "knobs: {a: {json: compilation-config.of_another_time, choices: [1]}}\n"
+    warning = "compilation-config.of_another_time is none of the fields that vLLM 0.24 to 0.33 list"
+    assert any(said.startswith(warning) for said in space_of(tmp_path, text).warnings)
+    lengths = "knobs: {a: {flag: max-model-len, choices: [4096, 4k, auto, -1]}}\n"
+    assert space_of(tmp_path, lengths).knobs[0].labels == ("4096", "4k", "auto", "-1")
+
+
 def test_an_experiments_own_values_are_checked_alike(tmp_path: Path) -> None:
     """Defaults and pinned settings, and one may not be both."""
     wrong = experiment_of(defaults={"env": {"NCCL_NTHREADS": "100"}})
     assert "defaults.env.NCCL_NTHREADS" in str(refusal(tmp_path, "knobs: {}\n", wrong))
+    preset = experiment_of(defaults={"json": {"compilation-config": {"cudagraph_capture_sizes": {"preset": "ladder"}}}})
+    assert "would be taken literally" in str(refusal(tmp_path, "knobs: {}\n", preset))
     both = experiment_of(defaults={"flags": {"max-num-seqs": 8}}, pinned={"flags": {"max_num_seqs": 8}})
     assert "both a default and pinned" in str(refusal(tmp_path, "knobs: {}\n", both))
     short = experiment_of(defaults={"flags": {"tp": 2}})
@@ -398,6 +418,8 @@ def test_flags_the_installed_vllm_does_not_have_are_refused(tmp_path: Path) -> N
     assert "did you mean `max-num-seqs`" in error.remedy
     off = refusal(tmp_path, "knobs: {a: {flag: seed, choices: [false]}}\n", machine=known)
     assert "no flag --no-seed" in str(off)
+    word = refusal(tmp_path, "knobs: {a: {flag: async-scheduling, choices: ['yes']}}\n", machine=known)
+    assert (word.problem, word.remedy) == ("`yes` is no value of --async-scheduling", "true or false, without quotes")
     json = Machine(known_flags=frozenset({"compilation-config"}))
     fusion = "knobs: {a: {json: compilation-config.pass_config.fuse_allreduce_rms, choices: [false]}}\n"
     assert space_of(tmp_path, fusion, machine=json).knobs[0].labels == ("false",)

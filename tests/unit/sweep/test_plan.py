@@ -138,7 +138,7 @@ def test_a_secret_in_an_experiment_is_refused(tmp_path: Path, lines: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "knob", ["{env: HF_TOKEN, choices: [abc]}", '{flag: download-dir, choices: ["s3://me:s3cretpw@store"]}']
+    "knob", ["{env: HF_TOKEN, choices: [abc]}", '{env: MY_STORE, choices: ["s3://me:s3cretpw@store"]}']
 )
 def test_a_secret_in_a_space_is_refused(tmp_path: Path, knob: str) -> None:
     """What a knob may set is recorded as well."""
@@ -161,3 +161,20 @@ def test_an_adopted_interpreter_must_run(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TOK100_PYTHON", "/nowhere/bin/python")
     with pytest.raises(UsageError, match="PYTHON=/nowhere/bin/python is no program"):
         make_plan(Options(space="cpu.yaml"))
+
+
+def test_a_misspelt_flag_is_refused_on_a_simulated_engine_too(tmp_path: Path) -> None:
+    """In a space, in the experiment and on the command line, as a real engine's help would tell."""
+    text = "knobs: {a: {flag: %s, choices: [8]}}\n"
+    (tmp_path / "wrong.yaml").write_text(text % "max-num-seq")
+    (tmp_path / "right.yaml").write_text(text % "max-num-seqs")
+    (tmp_path / "simulated.yaml").write_text(SIMULATED + "defaults: {flags: {max-num-seq: 8}}\n")
+    right = str(tmp_path / "right.yaml")
+    for options in (
+        Options(space=str(tmp_path / "wrong.yaml")),
+        Options(space=right, experiment=str(tmp_path / "simulated.yaml")),
+        Options(space=right, serve="--max-num-seq 3"),
+    ):
+        with pytest.raises(UsageError, match=r"the simulated engine has no flag --max-num-seq\n.*mean `max-num-seqs`"):
+            make_plan(options)
+    assert make_plan(Options(space=right, serve="--no-enforce-eager")).space.knobs[0].labels == ("8",)
