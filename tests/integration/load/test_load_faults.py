@@ -77,30 +77,36 @@ DOUBTFUL = {
     "--refuse-resets 1000": "refused to reset",
 }
 
-Outcomes = dict[str, Measurement | LoadFailed]
+STEADY, NAIVE = None, 12
+"""Requests of the protocol. The naive cell lasts 1 s, or 2 s where half is held back: hardly time to prove it in."""
+
+Outcomes = dict[tuple[int | None, str], Measurement | LoadFailed]
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """Every server of the three tables measured, several at a time: they mostly wait."""
 
-    def outcome(switches: str, folder: Path) -> Measurement | LoadFailed:
-        protocol = SHORT.model_copy(update={"windows": 3, "max_windows": 3})
+    def outcome(case: tuple[int | None, str], folder: Path) -> Measurement | LoadFailed:
+        requests, switches = case
+        protocol = SHORT.model_copy(update={"windows": 3, "max_windows": 3, "requests": requests})
+        workload = WORKLOAD if requests is None else WORKLOAD.model_copy(update={"output_tokens": 160})
         try:
-            return level(folder, *switches.split(), protocol=protocol)
+            return level(folder, *switches.split(), protocol=protocol, workload=workload)
         except LoadFailed as failure:
             return failure
 
-    every = (*BROKEN, *ODD, *DOUBTFUL)
+    every = [(STEADY, one) for one in (*BROKEN, *ODD, *DOUBTFUL)] + [(NAIVE, one) for one in (*BROKEN, *DOUBTFUL)]
     folders = [tmp_path_factory.mktemp("level") for _ in every]  # Not in the threads: they would race for the name.
     with ThreadPoolExecutor(max_workers=6) as pool:
         return dict(zip(every, pool.map(outcome, every, folders), strict=True))
 
 
+@pytest.mark.parametrize("requests", [STEADY, NAIVE])
 @pytest.mark.parametrize("switches", BROKEN)
-def test_a_broken_answer_fails_the_level_and_is_quoted(switches: str, outcomes: Outcomes) -> None:
+def test_a_broken_answer_fails_the_level_and_is_quoted(switches: str, requests: int | None, outcomes: Outcomes) -> None:
     """What the peers count as success is a failed level here, with the first error's text."""
-    failure = outcomes[switches]
+    failure = outcomes[requests, switches]
     assert isinstance(failure, LoadFailed)
     assert BROKEN[switches] in failure.message
     assert any(BROKEN[switches] in error for error in failure.evidence["errors"])
@@ -109,7 +115,7 @@ def test_a_broken_answer_fails_the_level_and_is_quoted(switches: str, outcomes: 
 @pytest.mark.parametrize("switches", ODD)
 def test_an_odd_but_right_stream_counts_exactly(switches: str, outcomes: Outcomes) -> None:
     """However the bytes are cut and dressed, every token is counted once, and the server agrees."""
-    found = outcomes[switches]
+    found = outcomes[STEADY, switches]
     assert isinstance(found, Measurement)
     assert found.valid, found.reason
     assert found.tokens_client == found.tokens_server
@@ -117,10 +123,11 @@ def test_an_odd_but_right_stream_counts_exactly(switches: str, outcomes: Outcome
     assert found.protocol == "steady"
 
 
+@pytest.mark.parametrize("requests", [STEADY, NAIVE])
 @pytest.mark.parametrize("switches", DOUBTFUL)
-def test_a_doubtful_level_is_void(switches: str, outcomes: Outcomes) -> None:
+def test_a_doubtful_level_is_void(switches: str, requests: int | None, outcomes: Outcomes) -> None:
     """No figure to rank by is left, the reason says why, and what explains it stays."""
-    found = outcomes[switches]
+    found = outcomes[requests, switches]
     assert isinstance(found, Measurement)
     assert not found.valid
     assert DOUBTFUL[switches] in (found.reason or "")

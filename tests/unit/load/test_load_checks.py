@@ -70,6 +70,16 @@ def test_a_concurrency_never_reached_is_void() -> None:
 
 
 @pytest.mark.parametrize(
+    ("in_flight", "valid", "checked"),
+    [((0, 8), True, True), ((4, 4), True, False), ((4, 4, 4), False, True), ((0, 4, 8), True, True)],
+)
+def test_a_naive_level_is_proved_by_its_peak(in_flight: tuple[int, ...], valid: bool, checked: bool) -> None:
+    """One poll that shows C is enough; too few that do not are said to prove nothing."""
+    found = judged({"protocol": "requests"}, {"in_flight": in_flight})
+    assert (found.valid, "server_in_flight" not in found.unchecked) == (valid, checked)
+
+
+@pytest.mark.parametrize(
     ("found", "facts"),
     [
         ({"tokens_server": 1005}, {}),
