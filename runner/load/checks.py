@@ -22,7 +22,10 @@ LEAST_POLLS = 3
 """Fewest polls of the server that refute a concurrency, or prove that it was held."""
 
 PREFIX_HITS = 0.01
-"""Most prefix-cache hits of a workload without common prefixes. Source: vllm-project/vllm#52884."""
+"""Most prefix-cache hits of a workload without common prefixes. Source: vllm-project/vllm#52884.
+
+A chat template opens every prompt alike, so its tokens may be found in the cache on top.
+"""
 
 CLIENT_CPU = 0.9
 """Cores a client process (one thread) may use before it is the limit."""
@@ -140,9 +143,14 @@ def _concurrency(found: Measurement, facts: Facts, limit: str | None, in_flight_
 def _prefix_hits(found: Measurement, facts: Facts) -> str | None:
     if facts.cache_reset is False:
         return "the server refused to reset its prefix cache"
-    if not facts.fresh_prompts or found.prefix_hit_rate is None or found.prefix_hit_rate <= PREFIX_HITS:
+    template = facts.template_tokens / found.input_tokens_mean if found.input_tokens_mean else 0.0
+    if not facts.fresh_prompts or found.prefix_hit_rate is None or found.prefix_hit_rate <= PREFIX_HITS + template:
         return None
-    return f"{found.prefix_hit_rate:.1%} of the prompt tokens came from the prefix cache although every prompt is fresh"
+    explained = f" (the chat template explains {template:.1%})" if template else ""
+    return (
+        f"{found.prefix_hit_rate:.1%} of the prompt tokens came from the prefix cache although every prompt is fresh"
+        + explained
+    )
 
 
 def _client(found: Measurement, facts: Facts) -> str:

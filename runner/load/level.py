@@ -86,7 +86,7 @@ class Level:
         self._histories: list[History] = []
         self._in_flight: list[tuple[int, float]] = []
 
-    def run(self, orders: list[Order], *, seed: int, fresh_prompts: bool) -> Facts:
+    def run(self, orders: list[Order], *, seed: int, fresh_prompts: bool, template_tokens: int) -> Facts:
         """Run the level to the end of its drain; the clients then hold the samples.
 
         Raises:
@@ -118,6 +118,7 @@ class Level:
             reset_asked=protocol.reset_prefix_cache,
             cache_reset=reset,
             fresh_prompts=fresh_prompts,
+            template_tokens=template_tokens,
             client_cpu=cpu_cores(self._histories, used),
             lag_mean_ms=lag_mean,
             lag_p99_ms=lag_p99,

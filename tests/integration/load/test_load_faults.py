@@ -173,6 +173,16 @@ def test_a_shared_prefix_may_hit_the_cache_and_is_shown(tmp_path: Path) -> None:
     assert found.acceptance_length == pytest.approx(4)
 
 
+@pytest.mark.parametrize(("reuse", "valid"), [("0", True), ("0.1", False)])
+def test_a_chat_template_may_hit_the_cache_and_nothing_more(reuse: str, valid: bool, tmp_path: Path) -> None:
+    """Its 4 tokens open each prompt of 16 more: a fifth is no reuse of a prompt, anything beyond is."""
+    workload = WORKLOAD.model_copy(update={"endpoint": "chat"})
+    found = level(tmp_path, "--template-tokens", "4", "--prefix-hits", reuse, workload=workload)
+    assert found.prefix_hit_rate == pytest.approx(4 / 20 + float(reuse))
+    assert found.valid is valid, found.reason
+    assert valid or "the chat template explains 20.0%" in (found.reason or "")
+
+
 def test_failures_under_the_allowed_rate_are_counted_not_hidden(tmp_path: Path) -> None:
     """A third refused, half allowed: the level stands, the failures beside it."""
     protocol = SHORT.model_copy(update={"max_error_rate": 0.5})
