@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,8 @@ from runner.load.measure import Bench, measure
 from runner.load.samples import read
 from runner.schema.experiment import Protocol, Workload
 from runner.schema.trial import Measurement
-from tests.fakes.truth import QUICK, load_clients, nothing, raising, serving
+from tests.fakes.trials import until
+from tests.fakes.truth import QUICK, load_clients, nothing, raising, serving, undisturbed
 
 WORKLOAD = Workload(input_tokens=16, output_tokens=24)
 SHORT = QUICK.model_copy(update={"windows": 1, "max_windows": 1, "warmup_min_s": 0.1, "warmup_max_s": 1.0})
@@ -31,17 +33,21 @@ def level(
     concurrency: int = 4,
 ) -> Measurement:
     """One level at a truth server with ``switches``."""
-    with serving("--ttft-ms", "10", "--tpot-ms", "2", *switches) as served:
-        return measure(
-            served.target,
-            workload,
-            protocol,
-            concurrency,
-            3,
-            on_phase=nothing,
-            check=nothing,
-            samples_path=tmp_path / "s.parquet",
-        )
+
+    def attempt() -> Measurement:
+        with serving("--ttft-ms", "10", "--tpot-ms", "2", *switches) as served:
+            return measure(
+                served.target,
+                workload,
+                protocol,
+                concurrency,
+                3,
+                on_phase=nothing,
+                check=nothing,
+                samples_path=tmp_path / "s.parquet",
+            )
+
+    return undisturbed(attempt)
 
 
 BROKEN = {
@@ -152,7 +158,7 @@ def test_final_usage_only_gives_the_naive_figure(tmp_path: Path) -> None:
     assert found.windows_tok_s == ()
     assert found.itl_ms is None
     assert found.tpot_ms is not None
-    assert found.tpot_ms.p50 == pytest.approx(2, rel=0.25)
+    assert found.tpot_ms.p50 == pytest.approx(2, rel=0.5)
 
 
 def test_a_server_without_counters_is_valid_and_says_what_was_not_checked(tmp_path: Path) -> None:
@@ -206,10 +212,10 @@ def test_silence_is_a_hang_whatever_health_says(tmp_path: Path) -> None:
 
 
 def test_one_blocked_stream_times_out(tmp_path: Path) -> None:
-    """Half of the streams get no answer while the others go on: each of those requests fails by its own limit."""
-    protocol = SHORT.model_copy(update={"request_timeout_s": 0.3})
+    """Half of the streams wait 1.4 s for their turn and take 1.4 s then: each of those fails by its own limit, 2 s."""
+    protocol = SHORT.model_copy(update={"request_timeout_s": 2})
     with pytest.raises(LoadFailed, match="no complete answer within"):
-        level(tmp_path, "--conn-cap", "2", protocol=protocol, workload=Workload(input_tokens=8, output_tokens=400))
+        level(tmp_path, "--conn-cap", "2", protocol=protocol, workload=Workload(input_tokens=8, output_tokens=700))
 
 
 def test_a_dead_server_is_the_checks_to_tell(tmp_path: Path) -> None:
@@ -273,18 +279,16 @@ def test_clients_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         time.sleep(1.0)
         parent.kill()
         parent.wait()
-        _, alive = psutil.wait_procs(clients, timeout=10)
+        _, alive = psutil.wait_procs(clients, timeout=60)
     assert clients
     assert alive == []
 
 
 def wait_for_children(pid: int) -> list[psutil.Process]:
     """The children of ``pid`` as soon as there are any."""
-    for _ in range(200):
-        if children := psutil.Process(pid).children():
-            return children
-        time.sleep(0.05)
-    return []
+    parent = psutil.Process(pid)
+    until(lambda: parent.children() != [], 60)
+    return parent.children()
 
 
 def test_measures_from_a_thread_with_signals_blocked(tmp_path: Path) -> None:
@@ -295,8 +299,9 @@ def test_measures_from_a_thread_with_signals_blocked(tmp_path: Path) -> None:
     def run() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         with serving("--tpot-ms", "2") as served, Bench(served.target, WORKLOAD) as bench:
+            path = tmp_path / "s.parquet"
             results.append(
-                bench.measure(SHORT, 2, 3, on_phase=nothing, check=nothing, samples_path=tmp_path / "s.parquet")
+                undisturbed(lambda: bench.measure(SHORT, 2, 3, on_phase=nothing, check=nothing, samples_path=path))
             )
             clients = load_clients()
             masks.extend(Path(f"/proc/{one.pid}/status").read_text() for one in clients)
@@ -315,7 +320,9 @@ def test_levels_of_a_ladder_reuse_the_clients_and_share_no_prompt(tmp_path: Path
         pids = {one.pid for one in psutil.Process().children()}
         for concurrency in (1, 4):
             path = tmp_path / f"{concurrency}.parquet"
-            found = bench.measure(SHORT, concurrency, 3, on_phase=nothing, check=nothing, samples_path=path)
+            found = undisturbed(
+                partial(bench.measure, SHORT, concurrency, 3, on_phase=nothing, check=nothing, samples_path=path)
+            )
             assert found.valid, found.reason
             assert found.seed == 3
             assert read(path).facts.concurrency == concurrency
