@@ -82,6 +82,12 @@ class FailureKind(StrEnum):
     CANCELLED = "cancelled"
 
 
+NOT_ITS_FAULT = frozenset(
+    {FailureKind.CANCELLED, FailureKind.ENVIRONMENT, FailureKind.CLIENT_BOUND, FailureKind.QUARANTINED}
+)
+"""Failures that say nothing of the configuration: it is tried once more, and the first one costs no budget."""
+
+
 class TrialFailure(RunnerError):
     """Ends a trial. Raised where the kind is known; crosses process borders by pickle.
 
@@ -174,7 +180,7 @@ class LoadFailed(TrialFailure):
 
 
 class ClientBound(TrialFailure):
-    """The client, not the server, was the limit."""
+    """The client, not the server, was the limit at every level; says nothing of the configuration."""
 
     kind = FailureKind.CLIENT_BOUND
 
@@ -186,7 +192,7 @@ class EnvironmentFault(TrialFailure):
 
 
 class Quarantined(TrialFailure):
-    """The GPU set did not come back to its memory level and is no longer used."""
+    """The GPUs are not to be had, since those of an earlier trial did not come back to their memory level."""
 
     kind = FailureKind.QUARANTINED
 

@@ -8,12 +8,12 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from runner.errors import EnvironmentFault, LoadFailed, TrialFailure
+from runner.errors import ClientBound, EnvironmentFault, LoadFailed, TrialFailure
 from runner.schema.launch import Effective, LaunchConfig, StartReport, StopReport, TrialOrder
 from runner.schema.trial import Failure, Measurement, Outcome
 from runner.space.asked import inert_environment, untold
@@ -102,8 +102,13 @@ def _attempt(
             result.files[measurement.samples] = samples
         on_measured(measurement)
     if not any(measurement.valid for measurement in result.measurements):
-        reasons = "; ".join(f"C={m.concurrency}: {m.reason}" for m in result.measurements)
-        raise LoadFailed(f"no level gave a valid number: {reasons}")
+        raise _without_a_number(result.measurements)
+
+
+def _without_a_number(measurements: Sequence[Measurement]) -> TrialFailure:
+    reasons = "; ".join(f"C={m.concurrency}: {m.reason}" for m in measurements)
+    only_client = {m.limited_by for m in measurements} == {"client"}
+    return (ClientBound if only_client else LoadFailed)(f"no level gave a valid number: {reasons}")
 
 
 def _stop(node: TrialNode, result: TrialResult) -> None:

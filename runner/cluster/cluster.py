@@ -11,7 +11,7 @@ from typing import Any, Self
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from runner.errors import EnvironmentFault, UsageError
+from runner.errors import EnvironmentFault, Quarantined, UsageError
 from runner.node import Node
 from runner.schema.launch import Phase, StartReport, StopReport, TrialOrder
 from runner.schema.trial import Measurement, Provenance
@@ -179,13 +179,15 @@ class Cluster:
 
         Raises:
             EnvironmentFault: The GPUs are not to be had.
+            Quarantined: They would be, had none been quarantined.
         """
         if self._handle is not None and self._handle.gpus == gpus:
             return self._handle
         self.drop()
         free = self.gpus - sum(handle.gpus for handle in self._quarantined)
         if gpus > free:
-            raise EnvironmentFault(f"{gpus} GPUs are needed and {free} are usable in this cluster")
+            fault = Quarantined if gpus <= self.gpus else EnvironmentFault
+            raise fault(f"{gpus} GPUs are needed and {free} are usable in this cluster")
         actor = ray.remote(_NodeActor).options(num_gpus=gpus, num_cpus=0, max_concurrency=4, max_restarts=0)
         self._handle = NodeHandle(actor.remote(os.environ.get("TOK100_WORK")), gpus, self._check_cancelled)
         self._handle._get(self._handle._actor.phase.remote(), LEASE_S)

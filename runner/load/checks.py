@@ -1,5 +1,6 @@
 """When a cell is void, and what was the limit. Pure rules over figures; each with the number it draws the line at."""
 
+from collections.abc import Sequence
 from statistics import fmean
 
 from runner.load.samples import Facts
@@ -18,10 +19,13 @@ polled a few times, may fall between two requests at small C and only guards aga
 """
 
 LEAST_POLLS = 3
-"""Fewest polls of the server that prove or refute a concurrency."""
+"""Fewest polls of the server that refute a concurrency, or prove that it was held."""
 
 PREFIX_HITS = 0.01
-"""Most prefix-cache hits of a workload without common prefixes. Source: vllm-project/vllm#52884."""
+"""Most prefix-cache hits of a workload without common prefixes. Source: vllm-project/vllm#52884.
+
+A chat template opens every prompt alike, so its tokens may be found in the cache on top.
+"""
 
 CLIENT_CPU = 0.9
 """Cores a client process (one thread) may use before it is the limit."""
@@ -53,6 +57,11 @@ _WITHDRAWN: dict[str, tuple[()] | None] = {
 }
 
 
+def reached(shown: Sequence[float], concurrency: int) -> bool:
+    """Whether one of the polls showed the concurrency at the server."""
+    return any(value >= SERVER_IN_FLIGHT_PEAK * concurrency for value in shown)
+
+
 def judge(found: Measurement, facts: Facts, *, in_flight_peak: int) -> Measurement:
     """The measurement with what could not be checked, what was the limit, and void if a rule is broken.
 
@@ -70,7 +79,7 @@ def unchecked(found: Measurement, facts: Facts) -> tuple[str, ...]:
     """What the server gives no means to check."""
     means = {
         "server_counter": found.tokens_server is not None,
-        "server_in_flight": len(facts.in_flight) >= LEAST_POLLS,
+        "server_in_flight": _polled(found, facts),
         "prefix_cache": found.prefix_hit_rate is not None,
         "prefix_cache_reset": facts.cache_reset is not None or not facts.reset_asked,
     }
@@ -86,6 +95,12 @@ def limited_by(found: Measurement, facts: Facts) -> str | None:
     cores = facts.server_cpu or 0.0
     starved = len(facts.in_flight) >= LEAST_POLLS and fmean(facts.in_flight) < ENGINE_IN_FLIGHT * facts.concurrency
     return "api_server" if cores >= (BUSY_API_SERVER_CPU if starved else API_SERVER_CPU) else None
+
+
+def _polled(found: Measurement, facts: Facts) -> bool:
+    """Whether the polls can tell; in the naive protocol the peak is all that is asked for, and one poll may show it."""
+    shown_once = found.protocol == "requests" and reached(facts.in_flight, facts.concurrency)
+    return shown_once or len(facts.in_flight) >= LEAST_POLLS
 
 
 def void_reason(found: Measurement, facts: Facts, limit: str | None, in_flight_peak: int) -> str | None:
@@ -116,20 +131,26 @@ def _concurrency(found: Measurement, facts: Facts, limit: str | None, in_flight_
     steady = found.protocol == "steady"
     if steady and found.in_flight_mean is not None and found.in_flight_mean < CLIENT_IN_FLIGHT * c:
         return f"C={c} was not held: {found.in_flight_mean:.1f} requests in flight at the client"
-    if len(facts.in_flight) < LEAST_POLLS or (facts.server_cpu or 0.0) >= API_SERVER_CPU:
+    if not _polled(found, facts) or (facts.server_cpu or 0.0) >= API_SERVER_CPU:
         return None  # a full front end holds requests that it has not counted yet
-    peak, mean = max(facts.in_flight), sum(facts.in_flight) / len(facts.in_flight)
-    if peak >= SERVER_IN_FLIGHT_PEAK * c and (mean >= SERVER_IN_FLIGHT_MEAN * c or not steady):
+    mean = fmean(facts.in_flight)
+    if reached(facts.in_flight, c) and (mean >= SERVER_IN_FLIGHT_MEAN * c or not steady):
         return None
+    peak = max(facts.in_flight)
     return f"C={c} did not reach the server: {mean:.1f} running and waiting there, {peak:g} at most"
 
 
 def _prefix_hits(found: Measurement, facts: Facts) -> str | None:
     if facts.cache_reset is False:
         return "the server refused to reset its prefix cache"
-    if not facts.fresh_prompts or found.prefix_hit_rate is None or found.prefix_hit_rate <= PREFIX_HITS:
+    template = facts.template_tokens / found.input_tokens_mean if found.input_tokens_mean else 0.0
+    if not facts.fresh_prompts or found.prefix_hit_rate is None or found.prefix_hit_rate <= PREFIX_HITS + template:
         return None
-    return f"{found.prefix_hit_rate:.1%} of the prompt tokens came from the prefix cache although every prompt is fresh"
+    explained = f" (the chat template explains {template:.1%})" if template else ""
+    return (
+        f"{found.prefix_hit_rate:.1%} of the prompt tokens came from the prefix cache although every prompt is fresh"
+        + explained
+    )
 
 
 def _client(found: Measurement, facts: Facts) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 
 from runner.errors import EngineDead, Hang, LoadFailed
-from runner.load.checks import SERVER_IN_FLIGHT_PEAK
+from runner.load.checks import reached
 from runner.load.clients import Clients
 from runner.load.samples import Facts
 from runner.load.server import Counters, Server
@@ -33,6 +33,9 @@ FEWEST_POLLS = 5
 
 UNPROVEN_POLL_NS = NS_PER_S // 4
 """Between two polls until the server has shown that the concurrency reached it."""
+
+EARLY_TURNS = 10
+"""Turns (a second) of a naive cell in which each one polls until then: the whole cell may be over in two."""
 
 COUNTER_SETTLE_S = 2.0
 """Longest wait for the server's counters to take in the last stream's tokens."""
@@ -83,7 +86,7 @@ class Level:
         self._histories: list[History] = []
         self._in_flight: list[tuple[int, float]] = []
 
-    def run(self, orders: list[Order], *, seed: int, fresh_prompts: bool) -> Facts:
+    def run(self, orders: list[Order], *, seed: int, fresh_prompts: bool, template_tokens: int) -> Facts:
         """Run the level to the end of its drain; the clients then hold the samples.
 
         Raises:
@@ -100,6 +103,7 @@ class Level:
         after = self._settled(before)
         self._judge_errors(final=True)
         used = span or (self._began_ns, time.perf_counter_ns())
+        polled = span or self._under_way_ns()
         lag_mean, lag_p99 = lag_ms(self._clients.samples(), used)
         return Facts(
             concurrency=self._concurrency,
@@ -110,10 +114,11 @@ class Level:
             windows=windows,
             before=before,
             after=after,
-            in_flight=tuple(value for t_ns, value in self._in_flight if used[0] <= t_ns < used[1]),
+            in_flight=tuple(value for t_ns, value in self._in_flight if polled[0] <= t_ns < polled[1]),
             reset_asked=protocol.reset_prefix_cache,
             cache_reset=reset,
             fresh_prompts=fresh_prompts,
+            template_tokens=template_tokens,
             client_cpu=cpu_cores(self._histories, used),
             lag_mean_ms=lag_mean,
             lag_p99_ms=lag_p99,
@@ -145,11 +150,18 @@ class Level:
     def _naive(self, before: Counters | None) -> _Course:
         self._phase("requests")
         front_end = FrontEnd(self._server.target.api_server_pids)
+        turns = 0
         while not self._clients.finished:
-            self._watch()
-            if before is not None and time.perf_counter_ns() - self._polled_ns >= NS_PER_S:
-                self._poll_server()
+            turns += bool(self._watch())  # from the first one in which every client was at work
+            if before is not None:
+                self._poll_when_due(NS_PER_S, UNPROVEN_POLL_NS if turns > EARLY_TURNS else 0)
         return None, 0, front_end.busiest_cores()
+
+    def _under_way_ns(self) -> tuple[int, int]:
+        """From the first request out to the last one's end; what the server shows before and after says nothing."""
+        rows = [row for part in self._clients.samples() for row in part.requests]
+        ends = (row.end_ns for row in rows if row.end_ns is not None)
+        return min((row.sent_ns for row in rows), default=0), max(ends, default=0)
 
     def _warm_up(self) -> None:
         self._phase("warm-up")
@@ -179,12 +191,8 @@ class Level:
         """Watch until ``t_ns`` has passed and every client has told of it."""
         while min((h.t_ns[-1] if h.t_ns else 0 for h in self._histories), default=0) < t_ns:
             self._watch()
-            now_ns = time.perf_counter_ns()
-            if poll_ns is None:
-                continue
-            shown = [value for _, value in self._in_flight]
-            if self._polled_ns + until_next_poll_ns(poll_ns, shown, self._concurrency) <= now_ns < t_ns:
-                self._poll_server()
+            if poll_ns is not None and time.perf_counter_ns() < t_ns:
+                self._poll_when_due(poll_ns)
 
     def _watch(self) -> list[Progress]:
         """Take in progress for a moment, and give up where there is a reason to."""
@@ -243,6 +251,12 @@ class Level:
             f"{failed} of {failed + ok} requests failed, first: {first[0]}", phase=phase, evidence=evidence
         )
 
+    def _poll_when_due(self, planned_ns: int, unproven_ns: int = UNPROVEN_POLL_NS) -> None:
+        shown = [value for _, value in self._in_flight]
+        pause_ns = until_next_poll_ns(planned_ns, shown, self._concurrency, unproven_ns)
+        if time.perf_counter_ns() - self._polled_ns >= pause_ns:
+            self._poll_server()
+
     def _poll_server(self) -> None:
         self._polled_ns = time.perf_counter_ns()
         counters = self._server.counters()
@@ -272,14 +286,15 @@ def poll_interval_ns(span_ns: int) -> int:
     return max(span_ns // SERVER_POLLS, min(NS_PER_S, span_ns // FEWEST_POLLS))
 
 
-def until_next_poll_ns(planned_ns: int, shown: Sequence[float], concurrency: int) -> int:
+def until_next_poll_ns(
+    planned_ns: int, shown: Sequence[float], concurrency: int, unproven_ns: int = UNPROVEN_POLL_NS
+) -> int:
     """As planned once the server has shown the concurrency; sooner until then.
 
     A server counts a request when its first step is over, so a slow one at small C shows all of them only for moments,
     and a few polls may miss each of these.
     """
-    proved = any(value >= SERVER_IN_FLIGHT_PEAK * concurrency for value in shown)
-    return planned_ns if proved else min(planned_ns, UNPROVEN_POLL_NS)
+    return planned_ns if reached(shown, concurrency) else min(planned_ns, unproven_ns)
 
 
 class FrontEnd:

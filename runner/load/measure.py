@@ -95,7 +95,12 @@ class Bench:
         with ExitStack() as on_failure:
             # Whatever a client is still sending must not run into the next level.
             on_failure.callback(self._clients.close)
-            facts = level.run(told, seed=seed, fresh_prompts=fresh_prompts(self._workload))
+            facts = level.run(
+                told,
+                seed=seed,
+                fresh_prompts=fresh_prompts(self._workload),
+                template_tokens=self._source.template_tokens,
+            )
             on_failure.pop_all()
         table, origin = samples.gather(self._clients.samples())
         cell = samples.Cell(samples.relative(facts, origin), table)
@@ -146,5 +151,5 @@ def hash_seed(seed: int, concurrency: int) -> int:
 
 
 def fresh_prompts(workload: Workload) -> bool:
-    """Whether no prompt has anything in common with another, so that a prefix-cache hit is a mistake."""
+    """Whether prompts have nothing but a chat template in common, so that any other prefix-cache hit is a mistake."""
     return workload.prompts != "file" and workload.shared_prefix_tokens == 0

@@ -45,11 +45,16 @@ def lengths(length: Length) -> Lengths:
 
 
 class Source:
-    """Prompts of one workload for one server."""
+    """Prompts of one workload for one server.
+
+    Attributes:
+        template_tokens: What the server's chat template adds to each text, once a cell was asked for.
+    """
 
     def __init__(self, workload: Workload, server: Server) -> None:
         self._workload = workload
         self._server = server
+        self.template_tokens = 0
         self._text: Passages | None = None
         self._file: list[str] | None = None
 
@@ -90,6 +95,7 @@ class Source:
         per_token = self._words_per_token(words[:SAMPLE_WORDS])
         encoded = [json.dumps(word)[1:-1].encode() for word in words]
         chat = self._workload.endpoint == "chat"
+        self.template_tokens = max((self._chat_tokens("a") or 0) - 1, 0) if chat else 0
         return self._passages(
             encoded,
             separator=b" ",
@@ -112,13 +118,18 @@ class Source:
         found = self._server.token_ids(text)
         if found:
             return len(words) / len(found)
-        asked: dict[str, object] = {"model": self._server.target.model, "max_tokens": 1}
         if self._workload.endpoint == "chat":
-            asked["messages"] = [{"role": "user", "content": text}]
-            count = self._server.prompt_tokens("/v1/chat/completions", asked)
+            count = self._chat_tokens(text)
         else:
-            count = self._server.prompt_tokens("/v1/completions", asked | {"prompt": text})
+            asked = {"model": self._server.target.model, "max_tokens": 1, "prompt": text}
+            count = self._server.prompt_tokens("/v1/completions", asked)
         return len(words) / count if count else WORDS_PER_TOKEN
+
+    def _chat_tokens(self, text: str) -> int | None:
+        """Tokens of a chat of one turn, its template's included."""
+        messages = [{"role": "user", "content": text}]
+        asked = {"model": self._server.target.model, "max_tokens": 1, "messages": messages}
+        return self._server.prompt_tokens("/v1/chat/completions", asked)
 
     def _of_ids(self, ids: Iterable[int]) -> Passages:
         return self._passages(

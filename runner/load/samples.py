@@ -54,6 +54,7 @@ class Facts(Model):
         in_flight: The server's running + waiting, as polled inside the span.
         reset_asked: Whether the prefix cache was to be reset; ``cache_reset`` is the answer, None: no such endpoint.
         fresh_prompts: Whether prompts have no common prefix, so that a prefix-cache hit is a mistake.
+        template_tokens: Tokens that the server's chat template puts around every prompt.
         client_cpu: Busiest client process inside the span, cores.
         lag_mean_ms: Mean event-loop lag of the worst client process inside the span; ``lag_p99_ms`` its p99.
         server_cpu: Busiest process of the server's front end inside the span, cores.
@@ -73,6 +74,7 @@ class Facts(Model):
     reset_asked: bool = False
     cache_reset: bool | None = None
     fresh_prompts: bool = True
+    template_tokens: int = 0
     client_cpu: float | None = None
     lag_mean_ms: float | None = None
     lag_p99_ms: float | None = None

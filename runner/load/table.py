@@ -13,7 +13,7 @@ def level_line(found: Measurement) -> str:
     rate = "      -" if found.output_tok_s is None else f"{found.output_tok_s:7.1f}"
     head = f"C={found.concurrency:4d} | {found.requests_ok:3d}/{total:3d} ok ({found.requests_failed} err)"
     parts = [head, f"wall={wall}", f"{rate} tok/s", _protocol(found)]
-    parts += [part for part in (_explained(found), _reason(found)) if part]
+    parts += [part for part in (_explained(found), _unchecked(found), _reason(found)) if part]
     return " | ".join(parts)
 
 
@@ -38,6 +38,10 @@ def _explained(found: Measurement) -> str:
     if found.prefix_hit_rate:
         parts.append(f"prefix hits {found.prefix_hit_rate:.0%}")
     return ", ".join(parts)
+
+
+def _unchecked(found: Measurement) -> str:
+    return f"unchecked: {', '.join(found.unchecked)}" if found.unchecked else ""
 
 
 def _reason(found: Measurement) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Self
 import yaml
 from pydantic import ValidationError
 
-from runner.errors import FailureKind, StoreError, UsageError
+from runner.errors import NOT_ITS_FAULT, FailureKind, StoreError, UsageError
 from runner.records.files import append_line, lock, make_folder, sync_folder, write_beside
 from runner.records.locate import COMMITTED, RECORDS
 from runner.schema.study import Running, StudyDescription
@@ -249,8 +249,7 @@ def read_study(folder: Path) -> tuple[StudyDescription, tuple[TrialRecord, ...]]
 
 
 def _is_finished(record: TrialRecord) -> bool:
-    uncharged = (FailureKind.CANCELLED, FailureKind.ENVIRONMENT, FailureKind.QUARANTINED)
-    return record.failure is None or record.failure.kind not in uncharged
+    return record.failure is None or record.failure.kind not in NOT_ITS_FAULT
 
 
 def _link_files(old: Path, new: Path, record: TrialRecord) -> None:

@@ -9,14 +9,11 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from runner.errors import FailureKind
+from runner.errors import NOT_ITS_FAULT, FailureKind
 from runner.schema.base import Scalar
 from runner.schema.experiment import Experiment
 from runner.schema.trial import Outcome, Role, TrialRecord
 from runner.verdict import baseline_tok_s, excess_percent, objective
-
-NOT_ITS_FAULT = (FailureKind.CANCELLED, FailureKind.ENVIRONMENT)
-"""Failures that say nothing of the configuration: it is tried once more, and the first one costs no budget."""
 
 FIRST_TRIES = 2
 """Starts the first baseline gets; a study whose baseline cannot run goes on without one."""

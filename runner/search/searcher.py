@@ -18,7 +18,7 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from runner.errors import FailureKind, Infeasible, UsageError
+from runner.errors import NOT_ITS_FAULT, FailureKind, Infeasible, UsageError
 from runner.schema.base import Scalar
 from runner.schema.experiment import Experiment
 from runner.schema.trial import Outcome, Role, TrialRecord
@@ -43,6 +43,8 @@ Source: tests/bench/search; on its surface the winner is as good or better at 12
 ENVIRONMENT_IN_A_ROW = 4
 """Trials in a row that failed by the environment before it is the machine that is given up: two configurations, each
 tried twice."""
+
+BY_THE_ENVIRONMENT = NOT_ITS_FAULT - {FailureKind.CANCELLED}
 
 MAX_ENUMERATED = 4096
 """A space of more points than this is not enumerated; no budget of server starts comes near it."""
@@ -136,7 +138,7 @@ class Searcher:
         """
         _, trial = self._running.pop(record.number, (None, None))
         frozen = self._learn(record, trial)
-        by_environment = record.failure is not None and record.failure.kind is FailureKind.ENVIRONMENT
+        by_environment = record.failure is not None and record.failure.kind in BY_THE_ENVIRONMENT
         self._environment_failures = self._environment_failures + 1 if by_environment else 0
         if self._store is not None:
             self._store.add(frozen)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from runner.schema.experiment import Deadlines, Engine, Protocol, Workload
 from runner.schema.launch import LaunchConfig, TrialOrder
-from tests.fakes.trials import PATIENT, SHORT
+from tests.fakes.trials import PATIENT, SHORT, STALLING
 
 
 def simulated_order(
-    folder: Path, fault: str = "", *, number: int = 0, deadlines: Deadlines = PATIENT, protocol: Protocol = SHORT
+    folder: Path, fault: str = "", *, number: int = 0, deadlines: Deadlines = PATIENT, protocol: Protocol | None = None
 ) -> TrialOrder:
     """A trial on a described node of two GPUs."""
     return TrialOrder(
@@ -25,7 +25,7 @@ def simulated_order(
             gpus=2,
         ),
         workload=Workload(prompts="random_tokens", vocabulary=1000, input_tokens=16, output_tokens=16),
-        protocol=protocol,
+        protocol=protocol or (STALLING if fault.startswith("engine_stuck") else SHORT),
         deadlines=deadlines,
         ladder=(1, 2),
         seed=1,

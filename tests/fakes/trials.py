@@ -36,10 +36,14 @@ SHORT = Protocol(
     window_s=1.0,
     windows=1,
     max_windows=1,
-    stall_s=2.0,
+    stall_s=20.0,
     request_timeout_s=20,
     drain_s=10,
 )
+"""A second of load, on a machine that may be busy for many."""
+
+STALLING = SHORT.model_copy(update={"stall_s": 2.0})
+"""Where the stall under load is the fault."""
 
 
 def interpreter(folder: Path) -> str:
@@ -56,7 +60,7 @@ def order(
     *,
     number: int = 0,
     deadlines: Deadlines | None = None,
-    protocol: Protocol = SHORT,
+    protocol: Protocol | None = None,
     gpus: int = 0,
     env: dict[str, str] | None = None,
 ) -> TrialOrder:
@@ -69,7 +73,7 @@ def order(
         model="fake/model",
         config=LaunchConfig(model="fake/model", env={"FAKE_FAULT": fault, **(env or {})}, gpus=gpus),
         workload=Workload(prompts="random_tokens", vocabulary=1000, input_tokens=8, output_tokens=16),
-        protocol=protocol,
+        protocol=protocol or (STALLING if fault == "stalls" else SHORT),
         deadlines=deadlines or (QUICK if fault.startswith(SILENT) else PATIENT),
         ladder=(1, 2),
         seed=1,

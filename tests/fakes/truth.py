@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -15,6 +15,7 @@ import requests
 from runner.load.samples import read
 from runner.load.server import Target
 from runner.schema.experiment import Protocol
+from runner.schema.trial import Measurement
 from tests.fakes.trials import until
 
 SERVER = Path(__file__).with_name("truth_server.py")
@@ -23,6 +24,29 @@ QUICK = Protocol(
     warmup_min_s=0.2, warmup_max_s=3, window_s=1, windows=3, max_windows=3, stall_s=20, drain_s=10, request_timeout_s=20
 )
 """Short enough for a test, long enough for whole-second bins."""
+
+
+ATTEMPTS = 3
+
+Found = TypeVar("Found")
+
+
+def tried(attempt: Callable[[], Found], good: Callable[[Found], bool]) -> Found:
+    """The first of three attempts that is good, else the last: another process on the machine may spoil one."""
+    for _ in range(ATTEMPTS - 1):
+        if good(found := attempt()):
+            return found
+    return attempt()
+
+
+def disturbed(reason: str) -> bool:
+    """Whether a level is void because the client's core was taken, or its reason says so among other text."""
+    return "client_bound" in reason or "was not held" in reason
+
+
+def undisturbed(attempt: Callable[[], Measurement]) -> Measurement:
+    """A level that is not void for the business of this machine."""
+    return tried(attempt, lambda found: not disturbed(found.reason or ""))
 
 
 def load_clients() -> list[psutil.Process]:

@@ -48,6 +48,9 @@ def options(argv: list[str]) -> argparse.Namespace:
     p.add_argument("--conn-cap", type=int, help="requests let through at once; the others are not even counted")
     p.add_argument("--max-running", type=int, help="requests that run at once; the others are counted as waiting")
     p.add_argument("--prefix-hits", type=float, default=0.0, help="share of prompt tokens found in the cache")
+    p.add_argument(
+        "--template-tokens", type=int, default=0, help="a chat's prompt has so many more, found in the cache"
+    )
     p.add_argument("--acceptance", type=float, help="speculation counters, accepted share of 4 drafted tokens")
     p.add_argument("--no-metrics", action="store_true")
     p.add_argument("--no-tokenize", action="store_true")
@@ -110,6 +113,7 @@ class TruthServer:
         self.generated = 0
         self.chunks = 0
         self.prompted = 0
+        self.template_hits = 0
         self.resets = 0
         self.dead = False
         self.eol = b"\r\n" if opts.crlf else b"\n"
@@ -216,7 +220,7 @@ class TruthServer:
             "generation_tokens_total": self.generated * (1 + self.opts.counter_off),
             "prompt_tokens_total": self.prompted,
             "prefix_cache_queries_total": self.prompted,
-            "prefix_cache_hits_total": self.prompted * self.opts.prefix_hits,
+            "prefix_cache_hits_total": self.prompted * self.opts.prefix_hits + self.template_hits,
             "num_preemptions_total": 0,
             "num_requests_running": self.running,
             "num_requests_waiting": waiting,
@@ -237,7 +241,8 @@ class TruthServer:
         wanted = json.loads(body)
         self.seen += 1
         prompt = wanted["prompt"] if "prompt" in wanted else wanted["messages"][0]["content"]
-        connection.prompt_tokens = len(prompt) if isinstance(prompt, list) else len(prompt.split())
+        template_tokens = self.opts.template_tokens if "messages" in wanted else 0
+        connection.prompt_tokens = template_tokens + len(prompt if isinstance(prompt, list) else prompt.split())
         if not wanted.get("stream"):
             usage = {"prompt_tokens": connection.prompt_tokens, "completion_tokens": 0}
             self.reply(connection, 200, json.dumps({"choices": [], "usage": usage}).encode())
@@ -246,6 +251,7 @@ class TruthServer:
             self.reply(connection, 503, b'{"error": {"message": "overloaded"}}')
             return
         self.prompted += connection.prompt_tokens
+        self.template_hits += template_tokens
         asked = wanted.get("max_tokens") or wanted.get("max_completion_tokens") or 16
         connection.sent = Sent(connection.received_ns, asked)
         connection.count, connection.held = 0, b""

@@ -1,6 +1,7 @@
 """The trial border: whatever a node does, what comes out is a result, and the server is stopped."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 
@@ -25,6 +26,7 @@ class ScriptedNode:
     at_level: dict[int, BaseException] = field(default_factory=dict)
     at_stop: BaseException | None = None
     invalid: frozenset[int] = frozenset()
+    client_bound: frozenset[int] = frozenset()
     calls: list[str] = field(default_factory=list)
 
     def start(self, order: TrialOrder) -> StartReport:
@@ -37,11 +39,14 @@ class ScriptedNode:
         self.calls.append(f"C={concurrency}")
         if concurrency in self.at_level:
             raise self.at_level[concurrency]
-        valid = concurrency not in self.invalid
+        valid = concurrency not in self.invalid | self.client_bound
+        limit: Literal["client"] | None = "client" if concurrency in self.client_bound else None
         figure = 10.0 * concurrency if valid else None
         reason = None if valid else "because"
         name = f"samples-c{concurrency}.parquet"
-        found = Measurement(concurrency=concurrency, valid=valid, output_tok_s=figure, reason=reason, samples=name)
+        found = Measurement(
+            concurrency=concurrency, valid=valid, output_tok_s=figure, reason=reason, limited_by=limit, samples=name
+        )
         return found, b"raw"
 
     def stop(self) -> StopReport:
@@ -116,6 +121,25 @@ def test_a_ladder_without_one_valid_number_is_a_failure() -> None:
     assert result.failure is not None
     assert result.failure.kind is FailureKind.LOAD_FAILED
     assert "because" in result.failure.message
+
+
+@pytest.mark.parametrize(
+    ("client_bound", "kind"),
+    [({1, 8}, FailureKind.CLIENT_BOUND), ({8}, FailureKind.LOAD_FAILED), (set(), FailureKind.LOAD_FAILED)],
+)
+def test_a_ladder_that_only_the_client_limited_says_nothing_of_the_server(
+    client_bound: set[int], kind: FailureKind
+) -> None:
+    """Every level void by the client is client_bound; one level void for another reason is the server's failure."""
+    node = ScriptedNode(invalid=frozenset({1, 8}), client_bound=frozenset(client_bound))
+    result = run(node)
+    assert result.failure is not None
+    assert result.failure.kind is kind
+
+
+def test_a_level_that_the_client_limited_leaves_the_others() -> None:
+    """As long as one level has a number, the trial is complete."""
+    assert run(ScriptedNode(client_bound=frozenset({8}))).outcome is Outcome.COMPLETE
 
 
 def test_a_twin_is_not_measured_again() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.cluster import Cluster
-from runner.errors import Cancelled, EnvironmentFault, FailureKind, TrialFailure
+from runner.errors import Cancelled, EnvironmentFault, FailureKind, Quarantined, TrialFailure
 from runner.serving.processes import marked
 from tests.fakes.trials import order
 
@@ -100,6 +100,8 @@ def test_quarantined_gpus_are_never_given_out_again(cluster: Cluster) -> None:
     """GPUs that did not let go of their memory stay leased; the others go on."""
     cluster.node(2)
     cluster.quarantine()
-    with pytest.raises(EnvironmentFault, match="4 GPUs are needed and 2 are usable"):
+    with pytest.raises(Quarantined, match="4 GPUs are needed and 2 are usable"):
         cluster.node(4)
+    with pytest.raises(EnvironmentFault, match="5 GPUs are needed and 2 are usable"):
+        cluster.node(5)
     assert cluster.node(2).gpus == 2

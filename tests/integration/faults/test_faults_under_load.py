@@ -16,7 +16,7 @@ from runner.errors import EngineDead, Hang, OutOfMemory, ServerExited, TrialFail
 from runner.node import Node
 from runner.schema.launch import TrialOrder
 from runner.serving.server import Server
-from tests.fakes.trials import SHORT, left_of, order, until
+from tests.fakes.trials import SHORT, STALLING, left_of, order, until
 
 
 def ready(trial: TrialOrder, folder: Path, gpu_ids: tuple[str, ...] = ()) -> Server:
@@ -130,7 +130,7 @@ def test_a_killed_supervisor_is_noticed(tmp_path: Path) -> None:
 
 def test_a_stopped_process_is_a_hang(tmp_path: Path) -> None:
     """A server that gives no answer at all, though its process lives."""
-    trial = order(tmp_path)
+    trial = order(tmp_path, protocol=STALLING)
     server = ready(trial, tmp_path)
     for pid in pids(trial.marker):
         os.kill(pid, signal.SIGSTOP)
@@ -235,8 +235,8 @@ def test_a_lease_that_is_too_small(tmp_path: Path) -> None:
 def test_a_request_longer_than_the_stall_limit_is_no_hang(tmp_path: Path) -> None:
     """Slow tokens are tokens: a stream that lasts longer than the stall limit, but moves, is left alone."""
     node = Node(tmp_path / "node")
-    slow = SHORT.model_copy(update={"stall_s": 1.0})
-    trial = order(tmp_path, protocol=slow, env={"FAKE_TOKEN_S": "0.15"})
+    slow = SHORT.model_copy(update={"stall_s": 5.0, "drain_s": 60, "request_timeout_s": 60})
+    trial = order(tmp_path, protocol=slow, env={"FAKE_TOKEN_S": "0.5"})
     node.start(trial)
     measurement, _ = node.measure(1)
     node.stop()

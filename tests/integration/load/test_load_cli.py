@@ -5,14 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.fakes.truth import serving
+from tests.fakes.truth import disturbed, serving, tried
 
 QUICK = ("--window-s", "1", "--windows", "1", "--warmup-s", "1", "--output-tokens", "24", "--input-tokens", "8-16")
 
 
 def run(*args: str) -> "subprocess.CompletedProcess[str]":
-    """The command in a process of its own."""
-    return subprocess.run([sys.executable, "-m", "runner.load", *args], capture_output=True, text=True, check=False)
+    """The command in a process of its own; again where a busy machine made a level void."""
+    command = [sys.executable, "-m", "runner.load", *args]
+    return tried(
+        lambda: subprocess.run(command, capture_output=True, text=True, check=False),
+        lambda done: not disturbed(done.stdout),
+    )
 
 
 def test_a_ladder_prints_the_table_and_writes_every_figure(tmp_path: Path) -> None:
@@ -65,7 +69,7 @@ def test_the_naive_protocol_says_so(tmp_path: Path) -> None:
         done = run("--url", served.base_url, "--concurrency", "2", "--requests", "10", "--output-tokens", "8")
     assert done.returncode == 0, done.stderr
     assert "C=   2 |  10/ 10 ok (0 err) | wall=" in done.stdout
-    assert done.stdout.rstrip().endswith("tok/s | requests")
+    assert " tok/s | requests" in done.stdout
 
 
 def test_chat_prompts_from_a_file(tmp_path: Path) -> None:

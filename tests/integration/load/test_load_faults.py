@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,8 @@ from runner.load.measure import Bench, measure
 from runner.load.samples import read
 from runner.schema.experiment import Protocol, Workload
 from runner.schema.trial import Measurement
-from tests.fakes.truth import QUICK, load_clients, nothing, raising, serving
+from tests.fakes.trials import until
+from tests.fakes.truth import QUICK, load_clients, nothing, raising, serving, undisturbed
 
 WORKLOAD = Workload(input_tokens=16, output_tokens=24)
 SHORT = QUICK.model_copy(update={"windows": 1, "max_windows": 1, "warmup_min_s": 0.1, "warmup_max_s": 1.0})
@@ -31,17 +33,21 @@ def level(
     concurrency: int = 4,
 ) -> Measurement:
     """One level at a truth server with ``switches``."""
-    with serving("--ttft-ms", "10", "--tpot-ms", "2", *switches) as served:
-        return measure(
-            served.target,
-            workload,
-            protocol,
-            concurrency,
-            3,
-            on_phase=nothing,
-            check=nothing,
-            samples_path=tmp_path / "s.parquet",
-        )
+
+    def attempt() -> Measurement:
+        with serving("--ttft-ms", "10", "--tpot-ms", "2", *switches) as served:
+            return measure(
+                served.target,
+                workload,
+                protocol,
+                concurrency,
+                3,
+                on_phase=nothing,
+                check=nothing,
+                samples_path=tmp_path / "s.parquet",
+            )
+
+    return undisturbed(attempt)
 
 
 BROKEN = {
@@ -77,30 +83,36 @@ DOUBTFUL = {
     "--refuse-resets 1000": "refused to reset",
 }
 
-Outcomes = dict[str, Measurement | LoadFailed]
+STEADY, NAIVE = None, 12
+"""Requests of the protocol. The naive cell lasts 1 s, or 2 s where half is held back: hardly time to prove it in."""
+
+Outcomes = dict[tuple[int | None, str], Measurement | LoadFailed]
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """Every server of the three tables measured, several at a time: they mostly wait."""
 
-    def outcome(switches: str, folder: Path) -> Measurement | LoadFailed:
-        protocol = SHORT.model_copy(update={"windows": 3, "max_windows": 3})
+    def outcome(case: tuple[int | None, str], folder: Path) -> Measurement | LoadFailed:
+        requests, switches = case
+        protocol = SHORT.model_copy(update={"windows": 3, "max_windows": 3, "requests": requests})
+        workload = WORKLOAD if requests is None else WORKLOAD.model_copy(update={"output_tokens": 160})
         try:
-            return level(folder, *switches.split(), protocol=protocol)
+            return level(folder, *switches.split(), protocol=protocol, workload=workload)
         except LoadFailed as failure:
             return failure
 
-    every = (*BROKEN, *ODD, *DOUBTFUL)
+    every = [(STEADY, one) for one in (*BROKEN, *ODD, *DOUBTFUL)] + [(NAIVE, one) for one in (*BROKEN, *DOUBTFUL)]
     folders = [tmp_path_factory.mktemp("level") for _ in every]  # Not in the threads: they would race for the name.
     with ThreadPoolExecutor(max_workers=6) as pool:
         return dict(zip(every, pool.map(outcome, every, folders), strict=True))
 
 
+@pytest.mark.parametrize("requests", [STEADY, NAIVE])
 @pytest.mark.parametrize("switches", BROKEN)
-def test_a_broken_answer_fails_the_level_and_is_quoted(switches: str, outcomes: Outcomes) -> None:
+def test_a_broken_answer_fails_the_level_and_is_quoted(switches: str, requests: int | None, outcomes: Outcomes) -> None:
     """What the peers count as success is a failed level here, with the first error's text."""
-    failure = outcomes[switches]
+    failure = outcomes[requests, switches]
     assert isinstance(failure, LoadFailed)
     assert BROKEN[switches] in failure.message
     assert any(BROKEN[switches] in error for error in failure.evidence["errors"])
@@ -109,7 +121,7 @@ def test_a_broken_answer_fails_the_level_and_is_quoted(switches: str, outcomes: 
 @pytest.mark.parametrize("switches", ODD)
 def test_an_odd_but_right_stream_counts_exactly(switches: str, outcomes: Outcomes) -> None:
     """However the bytes are cut and dressed, every token is counted once, and the server agrees."""
-    found = outcomes[switches]
+    found = outcomes[STEADY, switches]
     assert isinstance(found, Measurement)
     assert found.valid, found.reason
     assert found.tokens_client == found.tokens_server
@@ -117,10 +129,11 @@ def test_an_odd_but_right_stream_counts_exactly(switches: str, outcomes: Outcome
     assert found.protocol == "steady"
 
 
+@pytest.mark.parametrize("requests", [STEADY, NAIVE])
 @pytest.mark.parametrize("switches", DOUBTFUL)
-def test_a_doubtful_level_is_void(switches: str, outcomes: Outcomes) -> None:
+def test_a_doubtful_level_is_void(switches: str, requests: int | None, outcomes: Outcomes) -> None:
     """No figure to rank by is left, the reason says why, and what explains it stays."""
-    found = outcomes[switches]
+    found = outcomes[requests, switches]
     assert isinstance(found, Measurement)
     assert not found.valid
     assert DOUBTFUL[switches] in (found.reason or "")
@@ -145,7 +158,7 @@ def test_final_usage_only_gives_the_naive_figure(tmp_path: Path) -> None:
     assert found.windows_tok_s == ()
     assert found.itl_ms is None
     assert found.tpot_ms is not None
-    assert found.tpot_ms.p50 == pytest.approx(2, rel=0.25)
+    assert found.tpot_ms.p50 == pytest.approx(2, rel=0.5)
 
 
 def test_a_server_without_counters_is_valid_and_says_what_was_not_checked(tmp_path: Path) -> None:
@@ -164,6 +177,16 @@ def test_a_shared_prefix_may_hit_the_cache_and_is_shown(tmp_path: Path) -> None:
     assert found.prefix_hit_rate == pytest.approx(0.5)
     assert found.acceptance_rate == pytest.approx(0.75)
     assert found.acceptance_length == pytest.approx(4)
+
+
+@pytest.mark.parametrize(("reuse", "valid"), [("0", True), ("0.1", False)])
+def test_a_chat_template_may_hit_the_cache_and_nothing_more(reuse: str, valid: bool, tmp_path: Path) -> None:
+    """Its 4 tokens open each prompt of 16 more: a fifth is no reuse of a prompt, anything beyond is."""
+    workload = WORKLOAD.model_copy(update={"endpoint": "chat"})
+    found = level(tmp_path, "--template-tokens", "4", "--prefix-hits", reuse, workload=workload)
+    assert found.prefix_hit_rate == pytest.approx(4 / 20 + float(reuse))
+    assert found.valid is valid, found.reason
+    assert valid or "the chat template explains 20.0%" in (found.reason or "")
 
 
 def test_failures_under_the_allowed_rate_are_counted_not_hidden(tmp_path: Path) -> None:
@@ -189,10 +212,10 @@ def test_silence_is_a_hang_whatever_health_says(tmp_path: Path) -> None:
 
 
 def test_one_blocked_stream_times_out(tmp_path: Path) -> None:
-    """Half of the streams get no answer while the others go on: each of those requests fails by its own limit."""
-    protocol = SHORT.model_copy(update={"request_timeout_s": 0.3})
+    """Half of the streams wait 1.4 s for their turn and take 1.4 s then: each of those fails by its own limit, 2 s."""
+    protocol = SHORT.model_copy(update={"request_timeout_s": 2})
     with pytest.raises(LoadFailed, match="no complete answer within"):
-        level(tmp_path, "--conn-cap", "2", protocol=protocol, workload=Workload(input_tokens=8, output_tokens=400))
+        level(tmp_path, "--conn-cap", "2", protocol=protocol, workload=Workload(input_tokens=8, output_tokens=700))
 
 
 def test_a_dead_server_is_the_checks_to_tell(tmp_path: Path) -> None:
@@ -256,18 +279,16 @@ def test_clients_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         time.sleep(1.0)
         parent.kill()
         parent.wait()
-        _, alive = psutil.wait_procs(clients, timeout=10)
+        _, alive = psutil.wait_procs(clients, timeout=60)
     assert clients
     assert alive == []
 
 
 def wait_for_children(pid: int) -> list[psutil.Process]:
     """The children of ``pid`` as soon as there are any."""
-    for _ in range(200):
-        if children := psutil.Process(pid).children():
-            return children
-        time.sleep(0.05)
-    return []
+    parent = psutil.Process(pid)
+    until(lambda: parent.children() != [], 60)
+    return parent.children()
 
 
 def test_measures_from_a_thread_with_signals_blocked(tmp_path: Path) -> None:
@@ -278,8 +299,9 @@ def test_measures_from_a_thread_with_signals_blocked(tmp_path: Path) -> None:
     def run() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         with serving("--tpot-ms", "2") as served, Bench(served.target, WORKLOAD) as bench:
+            path = tmp_path / "s.parquet"
             results.append(
-                bench.measure(SHORT, 2, 3, on_phase=nothing, check=nothing, samples_path=tmp_path / "s.parquet")
+                undisturbed(lambda: bench.measure(SHORT, 2, 3, on_phase=nothing, check=nothing, samples_path=path))
             )
             clients = load_clients()
             masks.extend(Path(f"/proc/{one.pid}/status").read_text() for one in clients)
@@ -298,7 +320,9 @@ def test_levels_of_a_ladder_reuse_the_clients_and_share_no_prompt(tmp_path: Path
         pids = {one.pid for one in psutil.Process().children()}
         for concurrency in (1, 4):
             path = tmp_path / f"{concurrency}.parquet"
-            found = bench.measure(SHORT, concurrency, 3, on_phase=nothing, check=nothing, samples_path=path)
+            found = undisturbed(
+                partial(bench.measure, SHORT, concurrency, 3, on_phase=nothing, check=nothing, samples_path=path)
+            )
             assert found.valid, found.reason
             assert found.seed == 3
             assert read(path).facts.concurrency == concurrency

@@ -16,6 +16,9 @@ pytestmark = pytest.mark.alone
 PATIENT = QUICK.model_copy(update={"drain_s": 90, "request_timeout_s": 120, "stall_s": 60})
 WORKLOAD = Workload(input_tokens=8, output_tokens=160)
 
+MUST_CARRY = 40_000
+"""Chunks a second on one core up to which the client must not be the limit."""
+
 
 def test_far_beyond_its_means_the_client_is_right_or_says_that_it_was_the_limit(tmp_path: Path) -> None:
     """128,000 chunks a second asked for, more than 40,000 sent: tok/s as the server sent them, or void."""
@@ -59,22 +62,31 @@ def test_a_starved_client_is_client_bound(tmp_path: Path) -> None:
     assert found.output_tok_s is None
 
 
-def test_thirty_thousand_chunks_a_second_are_no_limit(tmp_path: Path) -> None:
-    """1000 streams at 30 chunks/s: a number, well below the 40,000 from which the client may give up."""
-    for _ in range(3):  # another process on the machine may take the core for a moment
-        with serving("--ttft-ms", "50", "--tpot-ms", "33") as served:
+def test_forty_thousand_chunks_a_second_are_no_limit(tmp_path: Path) -> None:
+    """1024 streams at 45 chunks/s, 46,000 asked for: a true number, for the client may give up only beyond 40,000.
+
+    The server needs a core of its own to send that many; where others never leave it one, there is nothing to carry.
+    """
+    for _ in range(5):
+        with serving("--ttft-ms", "50", "--tpot-ms", "22") as served:
             found = measure(
                 served.target,
-                Workload(input_tokens=8, output_tokens=60),
+                WORKLOAD,
                 QUICK,
-                1000,
+                1024,
                 5,
                 on_phase=nothing,
                 check=nothing,
                 samples_path=tmp_path / "s.parquet",
             )
-        if found.valid:
+            truth = served.truth()
+        assert found.tokens_client == truth.tokens
+        sent = truth.sent_tok_s(tmp_path / "s.parquet")
+        if found.valid and sent >= MUST_CARRY:
             break
+    if sent < MUST_CARRY:
+        pytest.skip(f"the machine is too busy: its server sent {sent:.0f} chunks/s")
     assert found.valid, found.reason
+    assert found.output_tok_s == pytest.approx(sent, rel=0.05)
     assert found.client_cpu is not None
     assert found.client_cpu < 0.9

@@ -47,6 +47,8 @@ def test_nothing_wrong() -> None:
         ({}, {"in_flight": (4, 4, 4)}, "did not reach the server"),
         ({}, {"in_flight": (8, 0, 0)}, "did not reach the server"),
         ({"prefix_hit_rate": 0.02}, {}, "prefix cache"),
+        ({"prefix_hit_rate": 0.22, "input_tokens_mean": 120.0}, {"template_tokens": 24}, "template explains 20.0%"),
+        ({"prefix_hit_rate": 0.02}, {"template_tokens": 24}, "prefix cache"),
         ({}, {"cache_reset": False}, "refused to reset"),
         ({"client_cpu": 0.95}, {"client_cpu": 0.95}, "client_bound"),
         ({}, {"lag_mean_ms": 11.0}, "client_bound"),
@@ -70,6 +72,16 @@ def test_a_concurrency_never_reached_is_void() -> None:
 
 
 @pytest.mark.parametrize(
+    ("in_flight", "valid", "checked"),
+    [((0, 8), True, True), ((4, 4), True, False), ((4, 4, 4), False, True), ((0, 4, 8), True, True)],
+)
+def test_a_naive_level_is_proved_by_its_peak(in_flight: tuple[int, ...], valid: bool, checked: bool) -> None:
+    """One poll that shows C is enough; too few that do not are said to prove nothing."""
+    found = judged({"protocol": "requests"}, {"in_flight": in_flight})
+    assert (found.valid, "server_in_flight" not in found.unchecked) == (valid, checked)
+
+
+@pytest.mark.parametrize(
     ("found", "facts"),
     [
         ({"tokens_server": 1005}, {}),
@@ -77,6 +89,7 @@ def test_a_concurrency_never_reached_is_void() -> None:
         ({}, {"in_flight": (8, 7, 8)}),
         ({"prefix_hit_rate": 0.009}, {}),
         ({"prefix_hit_rate": 0.5}, {"fresh_prompts": False}),
+        ({"prefix_hit_rate": 0.209, "input_tokens_mean": 120.0}, {"template_tokens": 24}),
         ({}, {"lag_mean_ms": 9.0, "client_cpu": 0.8}),
     ],
 )

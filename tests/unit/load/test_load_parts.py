@@ -76,7 +76,7 @@ def test_levels_beyond_the_descriptor_limit_are_refused() -> None:
 
 
 def test_the_tables_line() -> None:
-    """The form people know, then what the number is, then what explains it."""
+    """The form people know, then what the number is, then what explains it and what nobody could check."""
     naive = Measurement(concurrency=1, valid=True, protocol="requests", requests_ok=10, wall_s=22.8, output_tok_s=56.1)
     assert level_line(naive) == "C=   1 |  10/ 10 ok (0 err) | wall=  22.8s |    56.1 tok/s | requests"
     steady = naive.model_copy(
@@ -87,11 +87,13 @@ def test_the_tables_line() -> None:
             "interval_tok_s": (53.0, 59.2),
             "acceptance_rate": 0.61,
             "acceptance_length": 2.83,
+            "unchecked": ("server_counter", "server_in_flight"),
             "limited_by": "api_server",
         }
     )
     assert level_line(steady).endswith(
-        "56.1 tok/s | steady 3 x 10 s ±5.5% | accepted 61%, 2.83 a step | limited by the server's API process"
+        "56.1 tok/s | steady 3 x 10 s ±5.5% | accepted 61%, 2.83 a step | unchecked: server_counter, server_in_flight"
+        " | limited by the server's API process"
     )
 
 
@@ -131,3 +133,4 @@ def test_a_server_is_asked_sooner_until_it_has_shown_the_concurrency(shown: tupl
     """A slow server shows all its requests only for moments; once seen, scrapes are as seldom as planned."""
     planned_ns = 10**9
     assert (until_next_poll_ns(planned_ns, shown, 8) < planned_ns) is soon
+    assert (until_next_poll_ns(planned_ns, shown, 8, 0) == 0) is soon

@@ -32,7 +32,9 @@ class Words(Server):
         return [self._ids.setdefault(word, len(self._ids)) for word in text.split()]
 
     def prompt_tokens(self, path: str, body: dict[str, object]) -> int | None:
-        return 2 * len(str(body["prompt"]).split()) if "prompt" in body else None
+        if "messages" in body:
+            return 7 + 1  # a template of 7 tokens around one word
+        return 2 * len(str(body["prompt"]).split())
 
 
 def bodies(
@@ -111,6 +113,14 @@ def test_chat_sends_messages() -> None:
     (message,) = parsed(one, 0)["messages"]
     assert message["role"] == "user"
     assert len(message["content"].split(" ")) == 20
+
+
+def test_the_tokens_of_a_chat_template_are_learnt() -> None:
+    """What the server counts in a chat of one word, less that word; text completions have none."""
+    for endpoint, expected in (("chat", 7), ("completions", 0)):
+        source = Source(Workload.model_validate({"endpoint": endpoint}), Words())
+        source.for_cell(1, 1)
+        assert source.template_tokens == expected
 
 
 def test_random_ids_need_a_vocabulary_and_completions() -> None:

@@ -82,7 +82,10 @@ def test_a_baseline_start_lost_to_the_environment_is_made_up_for_once() -> None:
         records.append(record(len(records), None, role=Role.BASELINE, failure=FailureKind.ENVIRONMENT))
 
 
-@pytest.mark.parametrize("kind", [FailureKind.CANCELLED, FailureKind.ENVIRONMENT])
+@pytest.mark.parametrize(
+    "kind",
+    [FailureKind.CANCELLED, FailureKind.ENVIRONMENT, FailureKind.CLIENT_BOUND, FailureKind.QUARANTINED],
+)
 def test_what_failed_by_no_fault_of_its_own_is_queued_once_more(kind: FailureKind) -> None:
     """Once; the first time costs no budget, the second does."""
     baseline = record(0, 10.0, role=Role.BASELINE)

@@ -170,6 +170,7 @@ def test_optuna_is_told_what_its_samplers_use(tmp_path: Path) -> None:
         lambda p: record_of(p, failure=FailureKind.OUT_OF_MEMORY),
         lambda p: record_of(p, {1: 60.0, 8: 300.0}),
         lambda p: record_of(p, failure=FailureKind.ENVIRONMENT),
+        lambda p: record_of(p, failure=FailureKind.CLIENT_BOUND),
     ]
     for answer in answers:
         proposal = searcher.ask()
@@ -181,6 +182,7 @@ def test_optuna_is_told_what_its_samplers_use(tmp_path: Path) -> None:
         ("COMPLETE", [50.0], {"failed": 0.0, "C=8": -10.0}),
         ("PRUNED", None, {"failed": 1.0}),
         ("COMPLETE", [60.0], {"failed": 0.0, "C=8": 15.0}),
+        ("FAIL", None, {}),
         ("FAIL", None, {}),
     ]
 
@@ -236,13 +238,14 @@ def test_closing_proposes_only_what_is_owed(tmp_path: Path) -> None:
     assert searcher.ended == "the time is used up (the same command goes on)"
 
 
-def test_a_broken_environment_stops_the_sweep_and_not_the_study(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [FailureKind.ENVIRONMENT, FailureKind.CLIENT_BOUND])
+def test_a_broken_environment_stops_the_sweep_and_not_the_study(kind: FailureKind, tmp_path: Path) -> None:
     """Two configurations, each tried twice, and it is the machine: stop, and go on when asked again."""
     given = experiment(trials=20)
     found = space(tmp_path, given)
     begun = run(searcher_of(found, given), stop_after=3)
     searcher = searcher_of(found, given, tuple(begun))
-    failed = run(searcher, lambda proposal: record_of(proposal, failure=FailureKind.ENVIRONMENT))
+    failed = run(searcher, lambda proposal: record_of(proposal, failure=kind))
     assert [r.params for r in failed] == [failed[0].params] * 2 + [failed[2].params] * 2
     assert searcher.ended is None
     assert searcher.stopped is not None
