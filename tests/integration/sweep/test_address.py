@@ -51,7 +51,7 @@ def head(port: int) -> Iterator[tuple[str, dict[str, str]]]:
         pytest.fail("".join(said))
     yield f"{socket.gethostbyname(socket.gethostname())}:{port}", env
     os.killpg(process.pid, signal.SIGTERM)
-    process.wait(60)
+    process.wait(200)  # Ray itself waits half a minute for its processes.
 
 
 def test_a_running_cluster_is_used_and_left_running(
