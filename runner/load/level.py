@@ -40,7 +40,7 @@ EARLY_TURNS = 10
 COUNTER_SETTLE_S = 2.0
 """Longest wait for the server's counters to take in the last stream's tokens."""
 
-DEATH_S = 3.0
+DEATH_S = 10.0
 """Longest wait for a dead server's process to be seen as dead, before its broken connections are called load errors."""
 
 LEAST_REQUESTS = 100

@@ -241,7 +241,7 @@ class Experiment(Model):
         model: Folder, hub name, ``bundled:NAME`` or, for a simulated engine, a file of ``experiments/models/``.
         defaults: Flags and variables that a knob may override.
         pinned: Flags and variables that nothing may override; a space that tries is refused at load.
-        allow_env: Stray NCCL_/VLLM_/CUDA_ variables of the shell that may stay, and names that no list of variables has.
+        allow_env: Stray NCCL_/VLLM_/CUDA_ variables of the shell that may stay, and names that are not listed.
         drafts: Speculative method (``eagle3``, ``draft_model``, ...) -> draft model that belongs to ``model``.
     """
 

@@ -1,6 +1,7 @@
 """What two trials on one node must not have at once: an API port, and the start-up of a server.
 
-Both are advisory file locks in a folder of this user, so they end with the process that holds them, however it ends.
+Both are held by something of the kernel's that ends with the process, however it ends: a name among abstract sockets,
+which are known exactly as far as ports are, and an advisory lock on a file in a folder of this user.
 """
 
 import fcntl
@@ -35,17 +36,15 @@ def node_folder() -> Path:
 
 
 class PortLease:
-    """A port that no other trial of this user gets while the lease is held."""
+    """A port that no other trial on this machine gets while the lease is held."""
 
-    def __init__(self, port: int, descriptor: int) -> None:
+    def __init__(self, port: int, claim: socket.socket) -> None:
         self.port = port
-        self._descriptor = descriptor
+        self._claim = claim
 
     def release(self) -> None:
         """Give the port back; a second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._claim.close()
 
 
 def lease_port(first: int = _FIRST_PORT, last: int | None = None) -> PortLease:
@@ -57,14 +56,13 @@ def lease_port(first: int = _FIRST_PORT, last: int | None = None) -> PortLease:
         EnvironmentFault: There is none.
     """
     last = _last_port() if last is None else last
-    folder = node_folder()
     candidates = list(range(first, last + 1))
     begin = random.randrange(len(candidates))
     for port in candidates[begin:] + candidates[:begin]:
-        descriptor = os.open(folder / f"port-{port}", os.O_RDWR | os.O_CREAT, 0o600)
-        if _locked(descriptor) and is_free(port):
-            return PortLease(port, descriptor)
-        os.close(descriptor)
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        if _named(claim, port) and is_free(port):
+            return PortLease(port, claim)
+        claim.close()
     raise EnvironmentFault(f"no free port from {first} to {last}", phase="process")
 
 
@@ -96,6 +94,14 @@ def exclusive(name: str, on_wait: Callable[[], None], *, poll_s: float = 0.2) ->
         yield lambda: fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
+
+
+def _named(claim: socket.socket, port: int) -> bool:
+    try:
+        claim.bind(f"\0tok100-port-{port}")
+    except OSError:  # Somebody has the name.
+        return False
+    return True
 
 
 def _locked(descriptor: int) -> bool:

@@ -22,7 +22,7 @@ from runner.serving.supervised import Supervised
 
 _POLL_S = 0.1
 _HEALTH_EVERY_S = 0.5
-_EXIT_SHOWS_S = 1.0
+_EXIT_SHOWS_S = 5.0
 """How long after a broken connection an exit may take to be seen."""
 
 _LAST_WORDS_S = 8.0

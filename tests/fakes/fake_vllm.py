@@ -72,7 +72,7 @@ def main() -> None:
     say(LINES["first token"])
     if FAULT == "leader_leaves":
         leave_grandchildren()
-        threading.Timer(float(ARGUMENT or 0.5), lambda: os._exit(0)).start()
+        threading.Thread(target=leave_when_told, daemon=True).start()
     if FAULT == "double_fork":
         double_fork()
     if FAULT == "shared_memory":
@@ -172,6 +172,12 @@ def leave_grandchildren() -> None:
             ],
             start_new_session=True,
         )
+
+
+def leave_when_told() -> None:
+    while not Path(ARGUMENT).exists():
+        time.sleep(0.05)
+    os._exit(0)
 
 
 def double_fork() -> None:

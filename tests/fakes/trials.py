@@ -17,8 +17,8 @@ QUICK = Deadlines(
     weights_s=30,
     compile_s=30,
     capture_s=30,
-    first_token_s=4,
-    silence_s=4.0,
+    first_token_s=6,
+    silence_s=8.0,
     stop_s=2.0,
     memory_s=2.0,
 )

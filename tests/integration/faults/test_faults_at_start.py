@@ -23,7 +23,7 @@ from runner.errors import (
 from runner.schema.launch import TrialOrder
 from runner.serving import starting, supervised
 from runner.serving.server import Server
-from tests.fakes.trials import PATIENT, QUICK, left_of, order, until
+from tests.fakes.trials import PATIENT, left_of, order, until
 
 
 def fails(trial: TrialOrder, folder: Path) -> TrialFailure:
@@ -66,9 +66,7 @@ def test_silence_is_a_hang_named_by_its_phase(tmp_path: Path, phase: str) -> Non
 
 def test_an_unanswered_first_completion_is_a_hang(tmp_path: Path) -> None:
     """Healthy but without a first token: a hang, whatever /health says."""
-    failure = fails(
-        order(tmp_path, "hang:first token", deadlines=QUICK.model_copy(update={"first_token_s": 1.0})), tmp_path
-    )
+    failure = fails(order(tmp_path, "hang:first token"), tmp_path)
     assert isinstance(failure, Hang)
     assert failure.phase == "first token"
 
@@ -159,6 +157,7 @@ def test_a_server_that_answers_wrongly_is_not_ready(
 ) -> None:
     """Ready means one right completion from this trial's own server, and nothing less."""
     monkeypatch.setattr(starting, "_LAST_WORDS_S", 0.5)
+    monkeypatch.setattr(starting, "_EXIT_SHOWS_S", 0.5)
     failure = fails(order(tmp_path, fault), tmp_path)
     assert type(failure) is kind
     assert told in failure.message
@@ -203,7 +202,8 @@ def test_a_full_disk_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "resource.setrlimit(resource.RLIMIT_FSIZE, (80, 80)); main()"
     )
     monkeypatch.setattr(supervised, "_PROGRAM", supervised._PROGRAM.removesuffix("main()") + limit)
-    trial = order(tmp_path)
+    # It never becomes healthy, or a busy machine might find it ready before it hears of the log.
+    trial = order(tmp_path, "hang:capture", deadlines=PATIENT)
     server = Server(trial, tmp_path / "trial", (), lambda name, detail: None)
     with pytest.raises(EnvironmentFault, match="log cannot be written"):
         server.start()

@@ -53,6 +53,8 @@ def test_a_killed_owner_of_a_deaf_server(tmp_path: Path) -> None:
     assert until(lambda: left_of(marker) == [], GONE_WITHIN_S)
 
 
+# Not beside a sweep, which would reap what is left before it is seen here.
+@pytest.mark.alone
 def test_owner_and_supervisor_killed_together(tmp_path: Path) -> None:
     """Nobody is left to clean up: the processes are leftovers, found by their marker and reaped; a live one is not."""
     process, marker = owner(tmp_path, "", "ready")

@@ -4,7 +4,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -37,45 +36,47 @@ def test_a_port_in_use_is_not_leased() -> None:
 
 def test_a_lease_ends_with_its_process(node_of_its_own: Path) -> None:
     """A killed holder does not keep its port."""
+    free = lease_port()
+    port = free.port
+    free.release()
     code = (
         f"import tempfile, time; tempfile.tempdir = {str(node_of_its_own)!r}\n"
         "from runner.serving.lease import lease_port\n"
-        "lease = lease_port(21000, 21000)\nprint(lease.port, flush=True)\ntime.sleep(600)\n"
+        f"lease = lease_port({port}, {port})\nprint(lease.port, flush=True)\ntime.sleep(600)\n"
     )
     root = Path(__file__).parents[3]
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=root)
     assert holder.stdout is not None
-    holder.stdout.readline()
+    assert int(holder.stdout.readline()) == port
     with pytest.raises(EnvironmentFault):
-        lease_port(21000, 21000)
+        lease_port(port, port)
     holder.kill()
     holder.wait(10)
-    lease_port(21000, 21000).release()
+    lease_port(port, port).release()
 
 
 def test_starts_take_turns() -> None:
     """The second waits until the first lets go, and is told that it waits."""
     order: list[str] = []
-    waits: list[int] = []
-    inside = threading.Event()
+    inside, waits, entered = threading.Event(), threading.Event(), threading.Event()
 
     def first() -> None:
         with exclusive("start", lambda: None) as let_go:
             inside.set()
-            time.sleep(0.5)
+            assert waits.wait(60)
             order.append("first")
             let_go()
-            time.sleep(0.5)
+            assert entered.wait(60)
             order.append("first is over")
 
     thread = threading.Thread(target=first)
     thread.start()
-    inside.wait(5)
-    with exclusive("start", lambda: waits.append(1), poll_s=0.05):
+    assert inside.wait(60)
+    with exclusive("start", waits.set, poll_s=0.05):
         order.append("second")
-    thread.join(5)
+        entered.set()
+    thread.join(60)
     assert order == ["first", "second", "first is over"]
-    assert waits
 
 
 def test_the_folder_of_locks_is_private() -> None:

@@ -32,7 +32,7 @@ def test_the_phase_is_told_while_a_start_is_under_way(tmp_path: Path) -> None:
     thread.start()
     assert until(lambda: node.phase().name == "compile")
     assert until(lambda: node.phase().elapsed_s > 0.2)
-    thread.join(30)
+    thread.join(60)
     assert len(failures) == 1
     node.stop()
     assert node.phase().name == "idle"
@@ -144,7 +144,7 @@ def test_two_nodes_start_in_turn_and_serve_side_by_side(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     names = [node._server.report.argv for node in nodes.values() if node._server and node._server.report]
     assert len(names) == 2
     assert len({argv[argv.index("--port") + 1] for argv in names}) == 2

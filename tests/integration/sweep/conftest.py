@@ -22,7 +22,7 @@ EXPERIMENT = """
 name: small
 engine: {kind: simulated, node: 2x-h200-p2p-off}
 model: qwen3-8b
-workload: {prompts: random_tokens, vocabulary: 30000, input_tokens: 16, output_tokens: 16}
+workload: {prompts: random_tokens, vocabulary: 30000, input_tokens: 16, output_tokens: 64}
 ladder: [1, 4]
 protocol: {warmup_min_s: 0.5, warmup_max_s: 1, window_s: 2, windows: 1, max_windows: 1}
 goal: {concurrency: 1, output_tok_s: 100}
@@ -65,10 +65,10 @@ class Sweep:
     def text(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_for(self, words: str, within_s: float = 120.0) -> None:
-        """Waits until a line holds ``words``."""
+    def wait_for(self, words: str, within_s: float = 300.0, *, after: str = "") -> None:
+        """Waits until a line holds ``words``; with ``after``, one that comes after the first line that holds that."""
         deadline = time.monotonic() + within_s
-        while not any(words in line for line in self.lines):
+        while not self._said(words, after):
             if time.monotonic() > deadline or (self._process.poll() is not None and not self._reader.is_alive()):
                 pytest.fail(f"no line said {words!r}:\n{self.text}")
             time.sleep(0.05)
@@ -76,7 +76,7 @@ class Sweep:
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    def end(self, within_s: float = 200.0) -> int:
+    def end(self, within_s: float = 600.0) -> int:
         """Waits for the end; returns the exit code."""
         code = self._process.wait(within_s)
         self._reader.join(10)
@@ -86,6 +86,11 @@ class Sweep:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
+
+    def _said(self, words: str, after: str) -> bool:
+        lines = self.lines[:]
+        begin = next((number for number, line in enumerate(lines) if after in line), len(lines))
+        return any(words in line for line in lines[begin:])
 
     def _read(self) -> None:
         assert self._process.stdout is not None

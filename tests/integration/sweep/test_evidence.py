@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.integration.sweep.conftest import Start, records
+
+pytestmark = pytest.mark.timeout(900)
+"""A sweep of a few trials takes a minute, and several on a busy machine."""
 
 EAGER = "knobs:\n  eager: {flag: enforce-eager, choices: [true]}\n"
 

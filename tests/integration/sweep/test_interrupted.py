@@ -7,6 +7,9 @@ import pytest
 
 from tests.integration.sweep.conftest import STUDY, Start, records, sql, wait_until_gone
 
+pytestmark = pytest.mark.timeout(900)
+"""A sweep of a few trials takes a minute, and several on a busy machine."""
+
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_closes_the_trial_and_the_same_command_goes_on(
@@ -14,8 +17,8 @@ def test_ctrl_c_closes_the_trial_and_the_same_command_goes_on(
 ) -> None:
     """Interrupted in mid-ladder: the server goes, the trial is closed as cancelled, and is tried once more later."""
     sweep = start()
-    sweep.wait_for("trial 1")
-    sweep.wait_for("C=   4")
+    sweep.wait_for("trial 1 ")
+    sweep.wait_for("C=   1", after="trial 1 ")
     sweep.lines.append("--- interrupted")
     sweep.send(number)
     assert sweep.end() == 130, sweep.text
@@ -36,10 +39,17 @@ def test_ctrl_c_closes_the_trial_and_the_same_command_goes_on(
     assert all(record["fingerprint"] in fingerprints for record in cancelled), "what was cut short is tried once more"
 
 
-@pytest.mark.parametrize("at", ["  weights", "  C=4"])
-def test_a_killed_driver_loses_nothing_and_leaves_nothing(folder: Path, start: Start, at: str) -> None:
+# What is waited for is shown only if a look at the node falls into it, and the kill must come before it is over.
+@pytest.mark.parametrize(
+    ("at", "env", "window_s"), [("  weights", {"SIMULATED_FAULT": "hang_at:weights"}, 2), ("  C=4", {}, 6)]
+)
+def test_a_killed_driver_loses_nothing_and_leaves_nothing(
+    folder: Path, start: Start, at: str, env: dict[str, str], window_s: int
+) -> None:
     """SIGKILL of the driver: every process of the trial ends, and the next run closes the trial and goes on."""
-    sweep = start()
+    experiment = (folder / "small.yaml").read_text().replace("window_s: 2", f"window_s: {window_s}")
+    (folder / "small.yaml").write_text(experiment + "allow_env: [SIMULATED_FAULT]\n")
+    sweep = start(env=env)
     sweep.wait_for(at)
     sweep.kill()
     wait_until_gone(STUDY)

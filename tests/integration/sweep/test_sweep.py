@@ -13,6 +13,9 @@ import yaml
 from runner.sweep.__main__ import main
 from tests.integration.sweep.conftest import EXPERIMENT, ROOT, SPACE, STUDY, Start, records, sql, wait_until_gone
 
+pytestmark = pytest.mark.timeout(900)
+"""A sweep of a few trials takes a minute, and several on a busy machine."""
+
 
 def swept(
     folder: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -35,18 +38,26 @@ def test_a_sweep_measures_records_tracks_and_exports(folder: Path, start: Start)
     sweep = start()
     assert sweep.end() == 0, sweep.text
     found = records(folder)
+    levels = [m for record in found for m in record["measurements"]]
+    # A busy machine may keep the client from keeping up; nothing else may make a level void.
+    bound = [m for m in levels if not m["valid"]]
+    assert all(m["limited_by"] == "client" for m in bound), sweep.text
+    if not all(any(m["valid"] for m in record["measurements"]) for record in found if record["measurements"]):
+        pytest.skip("this machine was too busy: the client was the limit at every level of a trial")
     assert [record["number"] for record in found] == [0, 1, 2, 3]
     assert found[0]["role"] == "baseline"
     assert found[0]["params"] == {}
     assert all(record["simulated"] for record in found)
-    assert all(m["valid"] for record in found for m in record["measurements"]), sweep.text
-    assert {m["concurrency"] for m in found[0]["measurements"]} == {1, 4}
+    assert [m["concurrency"] for m in levels] == [1, 4] * 4
     assert "SIMULATED" in sweep.text
-    with_figures = [
-        line for line in sweep.lines if " ok (" in line or "; best " in line or re.match(r" *│.*│ +\d", line)
-    ]
-    assert len(with_figures) == 8 + 4 + 4, sweep.text
-    assert all("simulated" in line for line in with_figures), sweep.text
+    measured = [line for line in sweep.lines if " ok (" in line and "client" not in line]
+    assert len(measured) == len(levels) - len(bound), sweep.text
+    bests = [line for line in sweep.lines if "; best " in line]
+    rows = [line for line in sweep.lines if re.match(r" *│.*│ +\d", line)]
+    assert len(bests) == len(rows) == 4, sweep.text
+    without_figure = "best none yet" if bound else "(every trial has one)"
+    told = [line for line in (*measured, *bests, *rows) if without_figure not in line]
+    assert all("simulated" in line for line in told), sweep.text
 
     results = folder / "results"
     states = sql(results / "study.db", "select state from trials")
