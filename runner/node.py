@@ -8,9 +8,10 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
-from runner.errors import Cancelled
+from runner.errors import Cancelled, EnvironmentFault
 from runner.load.measure import Bench
 from runner.load.server import Target
 from runner.schema.launch import Phase, StartReport, StopReport, TrialOrder
@@ -27,15 +28,15 @@ class Node:
         folder: Where trials run, made when needed; each gets a folder of its own below it, and both are gone after
             ``stop``. None takes one of this process among this user's temporary files.
         gpu_ids: GPUs leased for this node, by number or UUID; none on a CPU.
-        owners: Processes beside this one whose end ends the server within seconds. An actor names the daemon that
-            started it, which it may outlive for a while.
+        owners: Name -> process beside this one whose end ends the server within seconds. An actor names the daemon
+            that started it, which it may outlive.
     """
 
     def __init__(
-        self, folder: Path | None = None, gpu_ids: tuple[str, ...] = (), *, owners: tuple[int, ...] = ()
+        self, folder: Path | None = None, gpu_ids: tuple[str, ...] = (), *, owners: Mapping[str, int] | None = None
     ) -> None:
         self._folder = folder or _folder_of_its_own()
-        self._owners = owners
+        self._owners = owners or {}
         self._gpu_ids = gpu_ids
         self._server: Server | None = None
         self._bench: Bench | None = None
@@ -108,6 +109,15 @@ class Node:
         with self._lock:
             name, detail, since_s = self._phase
         return Phase(name=name, elapsed_s=round(time.monotonic() - since_s, 1), detail=detail)
+
+    def check(self) -> None:
+        """Fine while this node can take another trial.
+
+        Raises:
+            EnvironmentFault: An owner is gone, and every server would go at once.
+        """
+        if (gone := processes.first_gone(self._owners)) is not None:
+            raise EnvironmentFault(f"this node is of no use any more: {gone} is gone")
 
     def reap(self, marker: str) -> list[str]:
         """End what is left of the trial ``marker`` on this machine.

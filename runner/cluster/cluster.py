@@ -9,12 +9,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from runner.errors import EnvironmentFault, UsageError
 from runner.node import Node
 from runner.schema.launch import Phase, StartReport, StopReport, TrialOrder
 from runner.schema.trial import Measurement, Provenance
+from runner.serving.processes import first_gone
 
 POLL_S = 0.2
 """How often a waiting call looks whether it was cancelled; Ctrl-C is answered within it."""
@@ -32,6 +33,8 @@ STOP_S = 600.0
 """Longest wait for a stop; far beyond what SIGTERM, SIGKILL and the GPUs' memory take together. A node that needs more
 is lost, and its server ends with the actor."""
 
+DAEMON = "Ray's daemon on this machine (raylet)"
+
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -40,7 +43,8 @@ class _NodeActor:
 
     def __init__(self, folder: str | None) -> None:
         leased = tuple(str(gpu) for gpu in ray.get_gpu_ids())
-        self._node = Node(None if folder is None else Path(folder), gpu_ids=leased, owners=(os.getppid(),))
+        self._daemon = os.getppid()
+        self._node = Node(None if folder is None else Path(folder), gpu_ids=leased, owners={DAEMON: self._daemon})
 
     def start(self, order: TrialOrder) -> StartReport:
         return self._node.start(order)
@@ -54,6 +58,9 @@ class _NodeActor:
     def phase(self) -> Phase:
         return self._node.phase()
 
+    def check(self) -> None:
+        self._node.check()
+
     def reap(self, marker: str) -> list[str]:
         return self._node.reap(marker)
 
@@ -62,6 +69,9 @@ class _NodeActor:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def daemon(self) -> int:
+        return self._daemon
 
 
 class NodeHandle:
@@ -84,6 +94,10 @@ class NodeHandle:
 
     def phase(self) -> Phase:
         return self._get(self._actor.phase.remote(), ANSWER_S)
+
+    def check(self) -> None:
+        """Fine while this node can take another trial: its actor answers, and the actor's Ray is there as well."""
+        self._get(self._actor.check.remote(), ANSWER_S)
 
     def reap(self, marker: str) -> list[str]:
         """Ends what is left of the trial ``marker`` on this node. Returns what was found."""
@@ -115,6 +129,8 @@ class NodeHandle:
             raise EnvironmentFault(f"the Ray actor of this trial is gone: {_first_line(error)}") from error
         except GetTimeoutError as error:
             raise EnvironmentFault(f"the Ray actor did not answer within {timeout_s} s") from error
+        except RayError as error:
+            raise EnvironmentFault(f"Ray does not work any more: {_first_line(error)}") from error
         return result
 
 
@@ -136,6 +152,7 @@ class Cluster:
         self._check_cancelled = check_cancelled
         self._handle: NodeHandle | None = None
         self._quarantined: list[NodeHandle] = []
+        self._daemon: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -174,12 +191,23 @@ class Cluster:
         """GPUs of the whole cluster."""
         return int(ray.cluster_resources().get("GPU", 0))
 
+    @property
+    def lost(self) -> str | None:
+        """Why this Ray runs nothing any more; None while it does, and for one that runs elsewhere.
+
+        Actors outlive their daemon and go on answering, and Ray itself takes a quarter of a minute to see its end.
+        """
+        gone = first_gone(self._daemon)
+        return None if gone is None else f"{gone} is gone"
+
     def node(self, gpus: int) -> NodeHandle:
         """A node actor that holds ``gpus`` GPUs; the last one is used again when it holds as many.
 
         Raises:
             EnvironmentFault: The GPUs are not to be had.
         """
+        if self.lost is not None:
+            raise EnvironmentFault(self.lost)
         if self._handle is not None and self._handle.gpus == gpus:
             return self._handle
         self.drop()
@@ -188,7 +216,9 @@ class Cluster:
             raise EnvironmentFault(f"{gpus} GPUs are needed and {free} are usable in this cluster")
         actor = ray.remote(_NodeActor).options(num_gpus=gpus, num_cpus=0, max_concurrency=4, max_restarts=0)
         self._handle = NodeHandle(actor.remote(os.environ.get("TOK100_WORK")), gpus, self._check_cancelled)
-        self._handle._get(self._handle._actor.phase.remote(), LEASE_S)
+        daemon = self._handle._get(self._handle._actor.daemon.remote(), LEASE_S)
+        if self._address is None:
+            self._daemon = {DAEMON: daemon}
         return self._handle
 
     def drop(self) -> None:

@@ -11,17 +11,19 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from runner.errors import Cancelled, EnvironmentFault
 from runner.schema.launch import StartReport, StopReport, TrialOrder
 from runner.serving.command import command, environment
 from runner.serving.effective import effective
+from runner.serving.judge import taken_down
 from runner.serving.lease import LOOPBACK, PortLease, exclusive, lease_port
 from runner.serving.memory import Memory
 from runner.serving.phases import PROCESS, SETTINGS, Allowed, allowed
 from runner.serving.probe import Probe, Refused, Unreachable
+from runner.serving.processes import first_gone
 from runner.serving.redaction import redact_argv, redact_env, secrets
 from runner.serving.starting import Start
 from runner.serving.supervised import Stopped, Supervised
@@ -48,7 +50,7 @@ class Server:
         folder: Where the server runs and its log goes; made if it is not there.
         gpu_ids: GPUs leased for it, by number or UUID.
         on_phase: Told where the trial is.
-        owners: Processes beside this one whose end shall be the server's.
+        owners: Name -> process beside this one whose end shall be the server's.
     """
 
     def __init__(
@@ -58,9 +60,9 @@ class Server:
         gpu_ids: tuple[str, ...],
         on_phase: OnPhase,
         *,
-        owners: tuple[int, ...] = (),
+        owners: Mapping[str, int] | None = None,
     ) -> None:
-        self._owners = owners
+        self._owners = owners or {}
         self._order = order
         self._folder = folder
         self._gpu_ids = gpu_ids
@@ -111,6 +113,8 @@ class Server:
             raise EnvironmentFault(f"this machine cannot start a server: {error}", phase=PROCESS) from error
 
     def _start(self) -> StartReport:
+        if (gone := first_gone(self._owners)) is not None:
+            raise EnvironmentFault(f"this node can start no server any more: {gone} is gone", phase=PROCESS)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._on_phase("memory", "")
         self._memory = Memory(self._watched_gpus(), self._order.deadlines.memory_s)
@@ -130,6 +134,8 @@ class Server:
     def check(self) -> None:
         """Raise the failure that the watch has found, if it has found one. Costs nothing."""
         self._check_open()
+        if self._process is not None and self._process.abandoned is not None:  # Before the watch comes to see it.
+            raise EnvironmentFault(taken_down(self._process.abandoned), phase="load")
         if self._watch is not None and self._watch.failure is not None:
             raise self._watch.failure
 
@@ -172,7 +178,7 @@ class Server:
                     env=env,
                     folder=str(self._folder),
                     marker=self._order.marker,
-                    owners=(os.getpid(), *self._owners),
+                    owners={"the node": os.getpid(), **self._owners},
                     hidden=hidden,
                     remove=() if self._sockets is None else (str(self._sockets),),
                 )

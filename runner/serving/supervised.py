@@ -86,11 +86,17 @@ class Supervised:
 
     @property
     def ended(self) -> bool:
-        """Whether the leader has ended, or its supervisor has (which is the end of the tree as well)."""
-        return "exited" in self._events or self._over.is_set()
+        """Whether the leader has ended, or its supervisor has or is ending it."""
+        return "exited" in self._events or self.abandoned is not None or self._over.is_set()
 
     @property
-    def abandoned(self) -> bool:
+    def abandoned(self) -> str | None:
+        """Why the supervisor ends the server though nobody here asked for it: an owner is gone. None if it does not."""
+        why: str | None = self._events.get("abandoned", {}).get("why")
+        return why
+
+    @property
+    def unsupervised(self) -> bool:
         """Whether the supervisor died before its work was done."""
         return self._over.is_set() and "clean" not in self._events
 
@@ -134,8 +140,10 @@ class Supervised:
         with stream:
             for line in stream:
                 event = json.loads(line)
-                self._events[event.pop("event")] = event
-                self._known.set()
+                name = event.pop("event")
+                self._events.setdefault(name, event)  # Of several owners that go, the first is the reason.
+                if name in ("started", "refused"):
+                    self._known.set()
         if "clean" not in self._events:
             reap(self.marker)
         self._over.set()

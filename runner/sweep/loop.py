@@ -80,6 +80,8 @@ class Loop:
         began = time.monotonic()
         budget_s = self._plan.experiment.budget.wall_s
         while not self._interrupt.asked:
+            if self._cluster.lost is not None:
+                self._give_up(self._cluster.lost)
             over = budget_s is not None and time.monotonic() - began > budget_s
             proposal = self._searcher.ask(closing=over)
             if proposal is None:
@@ -146,14 +148,25 @@ class Loop:
             if node is not self._node:
                 # Asked once per node: what is installed there does not change under a study.
                 self._node, self._provenance = node, node.provenance()
-            node.phase()
+            node.check()
             return self._provenance
         except EnvironmentFault as gone:
             log.warning("%s", gone.message)
-        self._cluster.drop()
-        for line in self._cluster.node(order.config.gpus).reap(order.marker):
-            self._display.say(f"  left over by the lost actor, ended: {line}")
+        self._replace(order)
         return Provenance()
+
+    def _replace(self, order: TrialOrder) -> None:
+        """Another node for one that is lost, and an end to what that one left; without one the sweep ends."""
+        self._cluster.drop()
+        try:
+            for line in self._cluster.node(order.config.gpus).reap(order.marker):
+                self._display.say(f"  left over by the lost actor, ended: {line}")
+        except EnvironmentFault as none:
+            self._give_up(none.message)
+
+    def _give_up(self, why: str) -> None:
+        """Ends the sweep before it charges what Ray did to one configuration after another."""
+        self._searcher.stop(f"Ray is gone ({why}); the same command goes on")
 
     def _twin(self, proposal: Proposal, config: LaunchConfig, started: StartReport) -> int | None:
         """The trial that already measured what this server really runs; deliberate repeats have none."""
