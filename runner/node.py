@@ -41,6 +41,7 @@ class Node:
         self._server: Server | None = None
         self._bench: Bench | None = None
         self._order: TrialOrder | None = None
+        self._announced = self._cancelled = ""  # Markers of trials.
         self._phase = ("idle", "", time.monotonic())
         self._lock = threading.Lock()
         self._busy = threading.Lock()
@@ -51,12 +52,16 @@ class Node:
         Raises:
             TrialFailure: It did not come up. ``stop`` then gives its log.
         """
-        self.stop()
+        with self._lock:
+            self._announced = order.marker
+        self._take_down()
         with self._busy:
-            self._order = order
-            folder = self._trial_folder(order)
-            self._server = Server(order, folder, self._gpu_ids, self._enter, owners=self._owners)
-            return self._server.start()
+            server = Server(order, self._trial_folder(order), self._gpu_ids, self._enter, owners=self._owners)
+            with self._lock:
+                if self._cancelled == order.marker:
+                    raise Cancelled("the trial was stopped before its server was made")
+                self._order, self._server = order, server
+            return server.start()
 
     def measure(self, concurrency: int) -> tuple[Measurement, bytes]:
         """One level of the ladder on the running server.
@@ -85,24 +90,18 @@ class Node:
             server.check()
             return measurement, path.read_bytes() if path.is_file() else b""
 
-    def stop(self) -> StopReport:
+    def stop(self, marker: str = "") -> StopReport:
         """Take the server down and hand over its log. Fine when nothing runs.
 
         A call under way in another thread ends as cancelled first.
+
+        Args:
+            marker: The trial that is over. Its start, should it only arrive later, is refused: calls of one caller
+                may overtake each other on their way into this process. Left out: the last one that arrived.
         """
-        if self._server is None or self._order is None:
-            return StopReport(durations_s={})
-        report = self._server.stop()
-        with self._busy:
-            if self._bench is not None:
-                self._bench.close()
-                self._bench = None
-            shutil.rmtree(self._trial_folder(self._order), ignore_errors=True)
-            with contextlib.suppress(OSError):  # Not empty: somebody else's trials run there as well.
-                self._folder.rmdir()
-            self._server = None
-            self._enter("idle", "")
-        return report
+        with self._lock:
+            self._cancelled = marker or self._announced
+        return self._take_down()
 
     def phase(self) -> Phase:
         """Where the trial is right now."""
@@ -132,6 +131,24 @@ class Node:
     def provenance(self) -> Provenance:
         """What this machine is and has installed."""
         return provenance.provenance(None if self._order is None else self._order.python)
+
+    def _take_down(self) -> StopReport:
+        server, order = self._server, self._order
+        if server is None or order is None:
+            return StopReport(durations_s={})
+        report = server.stop()
+        with self._busy:
+            if self._server is not server:  # Somebody else was quicker.
+                return report
+            if self._bench is not None:
+                self._bench.close()
+                self._bench = None
+            shutil.rmtree(self._trial_folder(order), ignore_errors=True)
+            with contextlib.suppress(OSError):  # Not empty: somebody else's trials run there as well.
+                self._folder.rmdir()
+            self._server = None
+            self._enter("idle", "")
+        return report
 
     def _running(self) -> tuple[Server, TrialOrder]:
         if self._server is None or self._order is None:

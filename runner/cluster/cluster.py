@@ -52,8 +52,8 @@ class _NodeActor:
     def measure(self, concurrency: int) -> tuple[Measurement, bytes]:
         return self._node.measure(concurrency)
 
-    def stop(self) -> StopReport:
-        return self._node.stop()
+    def stop(self, marker: str) -> StopReport:
+        return self._node.stop(marker)
 
     def phase(self) -> Phase:
         return self._node.phase()
@@ -81,8 +81,10 @@ class NodeHandle:
         self._actor = actor
         self.gpus = gpus
         self._check_cancelled = check_cancelled
+        self._marker = ""
 
     def start(self, order: TrialOrder) -> StartReport:
+        self._marker = order.marker
         return self._wait(self._actor.start.remote(order))
 
     def measure(self, concurrency: int) -> tuple[Measurement, bytes]:
@@ -90,7 +92,7 @@ class NodeHandle:
 
     def stop(self) -> StopReport:
         """Stops the server. Not cancelled by Ctrl-C: a server that is being stopped is stopped to its end."""
-        return self._get(self._actor.stop.remote(), STOP_S)
+        return self._get(self._actor.stop.remote(self._marker), STOP_S)
 
     def phase(self) -> Phase:
         return self._get(self._actor.phase.remote(), ANSWER_S)
