@@ -178,6 +178,7 @@ class Supervisor:
             else:
                 self._look_at_shared_memory()
                 self._ready = True
+                _tell(event="ready")
 
     def _read_log(self, fd: int) -> None:
         """Take what the pipe holds, but not for ever: a flood must not keep the loop from its other duties."""
