@@ -29,6 +29,7 @@ from runner.serving.starting import Start
 from runner.serving.supervised import Stopped, Supervised
 from runner.serving.supervisor import LOG_NAME, ServerOrder
 from runner.serving.watch import Watch
+from runner.serving.weights import weights_gib
 
 OnPhase = Callable[[str, str], None]
 """Told the name of each phase as it begins, and a detail ("" for none)."""
@@ -38,8 +39,6 @@ _LONGEST_FOLDER = 50
 
 _RENDEZVOUS = re.compile(r"distributed_init_method=file://(/\S+/vllm_dist_\w+)")
 """vllm/utils/network_utils.py."""
-
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 
 
 class Server:
@@ -120,16 +119,21 @@ class Server:
         self._memory = Memory(self._watched_gpus(), self._order.deadlines.memory_s)
         self._memory.await_room(self._check_open)
         self._lease = lease_port()
-        limits = allowed(
-            self._order.deadlines,
-            model_gib=weights_gib(Path(self._order.model)),
-            compiles=not self._order.config.flags.get("enforce-eager", False),
-        )
+        limits = self._limits()
         begin_s = time.monotonic()
         with exclusive("start", self._queue) as let_go:
             queued_s = time.monotonic() - begin_s
             self.report = self._bring_up(limits, let_go, queued_s)
         return self.report
+
+    def _limits(self) -> Allowed:
+        order = self._order
+        model_gib: float | None = 0.0  # A simulated server has no weights.
+        if order.engine.kind != "simulated":
+            model_gib = weights_gib(order.model, order.config, {**os.environ, **order.config.env})
+        return allowed(
+            order.deadlines, model_gib=model_gib, compiles=not order.config.flags.get("enforce-eager", False)
+        )
 
     def check(self) -> None:
         """Raise the failure that the watch has found, if it has found one. Costs nothing."""
@@ -261,10 +265,3 @@ class Server:
 def rendezvous_files(lines: Iterable[str]) -> set[Path]:
     """Files that the server's workers met over, as its log names them; a killed server leaves them behind."""
     return {Path(match[1]) for match in map(_RENDEZVOUS.search, lines) if match}
-
-
-def weights_gib(model: Path) -> float:
-    """Size of the weight files in a model folder, GiB; 0 when there are none or it is not a folder."""
-    if not model.is_dir():
-        return 0.0
-    return sum(path.stat().st_size for path in model.iterdir() if path.suffix in _WEIGHTS) / 2**30
