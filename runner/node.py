@@ -128,6 +128,16 @@ class Node:
         processes.reap(marker)
         return found
 
+    def reap_leftovers(self) -> list[str]:
+        """End what crashed sweeps left on this machine.
+
+        Returns:
+            What was found, a line each.
+        """
+        found = [f"left behind by {one.marker}, ended: pid {one.pid} {one.command}" for one in processes.leftovers()]
+        processes.reap_leftovers()
+        return found
+
     def provenance(self) -> Provenance:
         """What this machine is and has installed."""
         return provenance.provenance(None if self._order is None else self._order.python)

@@ -33,7 +33,7 @@ STOP_S = 600.0
 """Longest wait for a stop; far beyond what SIGTERM, SIGKILL and the GPUs' memory take together. A node that needs more
 is lost, and its server ends with the actor."""
 
-DAEMON = "Ray's daemon on this machine (raylet)"
+DAEMON = "the node's Ray daemon (raylet)"
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -63,6 +63,9 @@ class _NodeActor:
 
     def reap(self, marker: str) -> list[str]:
         return self._node.reap(marker)
+
+    def reap_leftovers(self) -> list[str]:
+        return self._node.reap_leftovers()
 
     def provenance(self) -> Provenance:
         return self._node.provenance()
@@ -104,6 +107,10 @@ class NodeHandle:
     def reap(self, marker: str) -> list[str]:
         """Ends what is left of the trial ``marker`` on this node. Returns what was found."""
         return self._get(self._actor.reap.remote(marker), None)
+
+    def reap_leftovers(self) -> list[str]:
+        """Ends what crashed sweeps left on this node's machine. Returns what was found."""
+        return self._get(self._actor.reap_leftovers.remote(), ANSWER_S)
 
     def provenance(self) -> Provenance:
         return self._get(self._actor.provenance.remote(), ANSWER_S)
