@@ -251,7 +251,8 @@ def code_to_bring(package: Path) -> dict[str, Any]:
     checkout = package.parent
     if not (checkout / "experiments").is_dir():
         return {"py_modules": [str(package)]}
-    return {"working_dir": str(checkout), "excludes": ["/.*", "/results", "/tests", "/build", "__pycache__"]}
+    # Ray matches these against the checkout itself as well, which it calls ".": "/.*" would leave out everything.
+    return {"working_dir": str(checkout), "excludes": ["/.?*", "/results", "/tests", "/build", "__pycache__"]}
 
 
 def refuse_silence(address: str) -> None:
