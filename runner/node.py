@@ -8,9 +8,10 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
-from runner.errors import Cancelled
+from runner.errors import Cancelled, EnvironmentFault
 from runner.load.measure import Bench
 from runner.load.server import Target
 from runner.schema.launch import Phase, StartReport, StopReport, TrialOrder
@@ -27,19 +28,20 @@ class Node:
         folder: Where trials run, made when needed; each gets a folder of its own below it, and both are gone after
             ``stop``. None takes one of this process among this user's temporary files.
         gpu_ids: GPUs leased for this node, by number or UUID; none on a CPU.
-        owners: Processes beside this one whose end ends the server within seconds. An actor names the daemon that
-            started it, which it may outlive for a while.
+        owners: Name -> process beside this one whose end ends the server within seconds. An actor names the daemon
+            that started it, which it may outlive.
     """
 
     def __init__(
-        self, folder: Path | None = None, gpu_ids: tuple[str, ...] = (), *, owners: tuple[int, ...] = ()
+        self, folder: Path | None = None, gpu_ids: tuple[str, ...] = (), *, owners: Mapping[str, int] | None = None
     ) -> None:
         self._folder = folder or _folder_of_its_own()
-        self._owners = owners
+        self._owners = owners or {}
         self._gpu_ids = gpu_ids
         self._server: Server | None = None
         self._bench: Bench | None = None
         self._order: TrialOrder | None = None
+        self._announced = self._cancelled = ""  # Markers of trials.
         self._phase = ("idle", "", time.monotonic())
         self._lock = threading.Lock()
         self._busy = threading.Lock()
@@ -50,12 +52,16 @@ class Node:
         Raises:
             TrialFailure: It did not come up. ``stop`` then gives its log.
         """
-        self.stop()
+        with self._lock:
+            self._announced = order.marker
+        self._take_down()
         with self._busy:
-            self._order = order
-            folder = self._trial_folder(order)
-            self._server = Server(order, folder, self._gpu_ids, self._enter, owners=self._owners)
-            return self._server.start()
+            server = Server(order, self._trial_folder(order), self._gpu_ids, self._enter, owners=self._owners)
+            with self._lock:
+                if self._cancelled == order.marker:
+                    raise Cancelled("the trial was stopped before its server was made")
+                self._order, self._server = order, server
+            return server.start()
 
     def measure(self, concurrency: int) -> tuple[Measurement, bytes]:
         """One level of the ladder on the running server.
@@ -84,30 +90,33 @@ class Node:
             server.check()
             return measurement, path.read_bytes() if path.is_file() else b""
 
-    def stop(self) -> StopReport:
+    def stop(self, marker: str = "") -> StopReport:
         """Take the server down and hand over its log. Fine when nothing runs.
 
         A call under way in another thread ends as cancelled first.
+
+        Args:
+            marker: The trial that is over. Its start, should it only arrive later, is refused: calls of one caller
+                may overtake each other on their way into this process. Left out: the last one that arrived.
         """
-        if self._server is None or self._order is None:
-            return StopReport(durations_s={})
-        report = self._server.stop()
-        with self._busy:
-            if self._bench is not None:
-                self._bench.close()
-                self._bench = None
-            shutil.rmtree(self._trial_folder(self._order), ignore_errors=True)
-            with contextlib.suppress(OSError):  # Not empty: somebody else's trials run there as well.
-                self._folder.rmdir()
-            self._server = None
-            self._enter("idle", "")
-        return report
+        with self._lock:
+            self._cancelled = marker or self._announced
+        return self._take_down()
 
     def phase(self) -> Phase:
         """Where the trial is right now."""
         with self._lock:
             name, detail, since_s = self._phase
         return Phase(name=name, elapsed_s=round(time.monotonic() - since_s, 1), detail=detail)
+
+    def check(self) -> None:
+        """Fine while this node can take another trial.
+
+        Raises:
+            EnvironmentFault: An owner is gone, and every server would go at once.
+        """
+        if (gone := processes.first_gone(self._owners)) is not None:
+            raise EnvironmentFault(f"this node is of no use any more: {gone} is gone")
 
     def reap(self, marker: str) -> list[str]:
         """End what is left of the trial ``marker`` on this machine.
@@ -119,9 +128,37 @@ class Node:
         processes.reap(marker)
         return found
 
+    def reap_leftovers(self) -> list[str]:
+        """End what crashed sweeps left on this machine.
+
+        Returns:
+            What was found, a line each.
+        """
+        found = [f"left behind by {one.marker}, ended: pid {one.pid} {one.command}" for one in processes.leftovers()]
+        processes.reap_leftovers()
+        return found
+
     def provenance(self) -> Provenance:
         """What this machine is and has installed."""
         return provenance.provenance(None if self._order is None else self._order.python)
+
+    def _take_down(self) -> StopReport:
+        server, order = self._server, self._order
+        if server is None or order is None:
+            return StopReport(durations_s={})
+        report = server.stop()
+        with self._busy:
+            if self._server is not server:  # Somebody else was quicker.
+                return report
+            if self._bench is not None:
+                self._bench.close()
+                self._bench = None
+            shutil.rmtree(self._trial_folder(order), ignore_errors=True)
+            with contextlib.suppress(OSError):  # Not empty: somebody else's trials run there as well.
+                self._folder.rmdir()
+            self._server = None
+            self._enter("idle", "")
+        return report
 
     def _running(self) -> tuple[Server, TrialOrder]:
         if self._server is None or self._order is None:

@@ -9,12 +9,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from runner.errors import EnvironmentFault, Quarantined, UsageError
 from runner.node import Node
 from runner.schema.launch import Phase, StartReport, StopReport, TrialOrder
 from runner.schema.trial import Measurement, Provenance
+from runner.serving.processes import first_gone
 
 POLL_S = 0.2
 """How often a waiting call looks whether it was cancelled; Ctrl-C is answered within it."""
@@ -32,6 +33,8 @@ STOP_S = 600.0
 """Longest wait for a stop; far beyond what SIGTERM, SIGKILL and the GPUs' memory take together. A node that needs more
 is lost, and its server ends with the actor."""
 
+DAEMON = "the node's Ray daemon (raylet)"
+
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -40,7 +43,8 @@ class _NodeActor:
 
     def __init__(self, folder: str | None) -> None:
         leased = tuple(str(gpu) for gpu in ray.get_gpu_ids())
-        self._node = Node(None if folder is None else Path(folder), gpu_ids=leased, owners=(os.getppid(),))
+        self._daemon = os.getppid()
+        self._node = Node(None if folder is None else Path(folder), gpu_ids=leased, owners={DAEMON: self._daemon})
 
     def start(self, order: TrialOrder) -> StartReport:
         return self._node.start(order)
@@ -48,20 +52,29 @@ class _NodeActor:
     def measure(self, concurrency: int) -> tuple[Measurement, bytes]:
         return self._node.measure(concurrency)
 
-    def stop(self) -> StopReport:
-        return self._node.stop()
+    def stop(self, marker: str) -> StopReport:
+        return self._node.stop(marker)
 
     def phase(self) -> Phase:
         return self._node.phase()
 
+    def check(self) -> None:
+        self._node.check()
+
     def reap(self, marker: str) -> list[str]:
         return self._node.reap(marker)
+
+    def reap_leftovers(self) -> list[str]:
+        return self._node.reap_leftovers()
 
     def provenance(self) -> Provenance:
         return self._node.provenance()
 
     def pid(self) -> int:
         return os.getpid()
+
+    def daemon(self) -> int:
+        return self._daemon
 
 
 class NodeHandle:
@@ -71,8 +84,10 @@ class NodeHandle:
         self._actor = actor
         self.gpus = gpus
         self._check_cancelled = check_cancelled
+        self._marker = ""
 
     def start(self, order: TrialOrder) -> StartReport:
+        self._marker = order.marker
         return self._wait(self._actor.start.remote(order))
 
     def measure(self, concurrency: int) -> tuple[Measurement, bytes]:
@@ -80,14 +95,22 @@ class NodeHandle:
 
     def stop(self) -> StopReport:
         """Stops the server. Not cancelled by Ctrl-C: a server that is being stopped is stopped to its end."""
-        return self._get(self._actor.stop.remote(), STOP_S)
+        return self._get(self._actor.stop.remote(self._marker), STOP_S)
 
     def phase(self) -> Phase:
         return self._get(self._actor.phase.remote(), ANSWER_S)
 
+    def check(self) -> None:
+        """Fine while this node can take another trial: its actor answers, and the actor's Ray is there as well."""
+        self._get(self._actor.check.remote(), ANSWER_S)
+
     def reap(self, marker: str) -> list[str]:
         """Ends what is left of the trial ``marker`` on this node. Returns what was found."""
         return self._get(self._actor.reap.remote(marker), None)
+
+    def reap_leftovers(self) -> list[str]:
+        """Ends what crashed sweeps left on this node's machine. Returns what was found."""
+        return self._get(self._actor.reap_leftovers.remote(), ANSWER_S)
 
     def provenance(self) -> Provenance:
         return self._get(self._actor.provenance.remote(), ANSWER_S)
@@ -115,6 +138,8 @@ class NodeHandle:
             raise EnvironmentFault(f"the Ray actor of this trial is gone: {_first_line(error)}") from error
         except GetTimeoutError as error:
             raise EnvironmentFault(f"the Ray actor did not answer within {timeout_s} s") from error
+        except RayError as error:
+            raise EnvironmentFault(f"Ray does not work any more: {_first_line(error)}") from error
         return result
 
 
@@ -136,6 +161,7 @@ class Cluster:
         self._check_cancelled = check_cancelled
         self._handle: NodeHandle | None = None
         self._quarantined: list[NodeHandle] = []
+        self._daemon: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -174,6 +200,15 @@ class Cluster:
         """GPUs of the whole cluster."""
         return int(ray.cluster_resources().get("GPU", 0))
 
+    @property
+    def lost(self) -> str | None:
+        """Why this Ray runs nothing any more; None while it does, and for one that runs elsewhere.
+
+        Actors outlive their daemon and go on answering, and Ray itself takes a quarter of a minute to see its end.
+        """
+        gone = first_gone(self._daemon)
+        return None if gone is None else f"{gone} is gone"
+
     def node(self, gpus: int) -> NodeHandle:
         """A node actor that holds ``gpus`` GPUs; the last one is used again when it holds as many.
 
@@ -181,6 +216,8 @@ class Cluster:
             EnvironmentFault: The GPUs are not to be had.
             Quarantined: They would be, had none been quarantined.
         """
+        if self.lost is not None:
+            raise EnvironmentFault(self.lost)
         if self._handle is not None and self._handle.gpus == gpus:
             return self._handle
         self.drop()
@@ -190,7 +227,9 @@ class Cluster:
             raise fault(f"{gpus} GPUs are needed and {free} are usable in this cluster")
         actor = ray.remote(_NodeActor).options(num_gpus=gpus, num_cpus=0, max_concurrency=4, max_restarts=0)
         self._handle = NodeHandle(actor.remote(os.environ.get("TOK100_WORK")), gpus, self._check_cancelled)
-        self._handle._get(self._handle._actor.phase.remote(), LEASE_S)
+        daemon = self._handle._get(self._handle._actor.daemon.remote(), LEASE_S)
+        if self._address is None:
+            self._daemon = {DAEMON: daemon}
         return self._handle
 
     def drop(self) -> None:
@@ -214,7 +253,8 @@ def code_to_bring(package: Path) -> dict[str, Any]:
     checkout = package.parent
     if not (checkout / "experiments").is_dir():
         return {"py_modules": [str(package)]}
-    return {"working_dir": str(checkout), "excludes": ["/.*", "/results", "/tests", "/build", "__pycache__"]}
+    # Ray matches these against the checkout itself as well, which it calls ".": "/.*" would leave out everything.
+    return {"working_dir": str(checkout), "excludes": ["/.?*", "/results", "/tests", "/build", "__pycache__"]}
 
 
 def refuse_silence(address: str) -> None:

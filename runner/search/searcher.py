@@ -112,6 +112,8 @@ class Searcher:
         Args:
             closing: Propose nothing new, only what is still owed: the baseline's last start and finalists.
         """
+        if self.stopped is not None:
+            return None
         if self._environment_failures >= ENVIRONMENT_IN_A_ROW:
             self.stopped = (
                 f"{self._environment_failures} trials in a row failed by the environment: mend it, then go on"
@@ -129,6 +131,10 @@ class Searcher:
             self.ended = self._why_ended(closing)
             return None
         return self._hand_out(wanted, self._fixed(wanted.params))
+
+    def stop(self, why: str) -> None:
+        """Proposes nothing more: what there is to run cannot run now."""
+        self.stopped = why
 
     def tell(self, record: TrialRecord) -> None:
         """Learns from a record, be it of a trial that was asked for or not.

@@ -37,6 +37,7 @@ class Witness:
         phase: str,
         starting: bool = False,
         exit_code: int | None = None,
+        abandoned: str | None = None,
         facts: dict[str, Any] | None = None,
     ) -> TrialFailure:
         """The failure that the log's ``lines`` prove, else the one that was seen; see ``judge``."""
@@ -48,6 +49,7 @@ class Witness:
             exit_code=exit_code,
             evidence=facts,
             starting=starting,
+            abandoned=abandoned,
             oom_killed=oom_kills() > self._oom_kills,
         )
         return failure(seen, lines)

@@ -24,6 +24,8 @@ class Observation:
         exit_code: Of the server, when it ended by itself.
         evidence: Further facts.
         starting: Whether the server had not yet answered ``/health``.
+        abandoned: Why the server was taken down though it had done nothing wrong, if it was; whatever else was seen of
+            it comes of that.
         oom_killed: Whether the kernel has killed something for want of memory meanwhile; it counts when a process of
             the server was killed.
     """
@@ -35,6 +37,7 @@ class Observation:
     exit_code: int | None = None
     evidence: dict[str, Any] | None = None
     starting: bool = False
+    abandoned: str | None = None
     oom_killed: bool = False
 
 
@@ -45,6 +48,13 @@ def failure(seen: Observation, lines: Sequence[str]) -> TrialFailure:
         seen: What was observed.
         lines: The server's log, oldest first; after the start, only what came since.
     """
+    if seen.abandoned is not None:
+        return EnvironmentFault(
+            taken_down(seen.abandoned),
+            phase=seen.phase,
+            waited_s=round(seen.waited_s, 1),
+            log_tail=tuple(lines[-TAIL_LINES:]),
+        )
     finding = signatures.find(lines)
     message = seen.message if finding is None else f"{seen.message}; {finding.message}"
     kind = _kind(seen, finding)
@@ -59,6 +69,11 @@ def failure(seen: Observation, lines: Sequence[str]) -> TrialFailure:
         log_tail=tuple(lines[-TAIL_LINES:]),
         evidence=seen.evidence,
     )
+
+
+def taken_down(why: str) -> str:
+    """What is said of a server that lost its owners."""
+    return f"the server was taken down by no fault of its own: {why}"
 
 
 def _kind(seen: Observation, finding: Finding | None) -> type[TrialFailure]:

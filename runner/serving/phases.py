@@ -25,6 +25,12 @@ _WORLD = re.compile(r"Starting to load model|Loading weights took|Model loading 
 _STUCK = re.compile(r"No available shared memory broadcast block found")
 """The engine has waited a minute for its workers. A long compile says it as well (measured on a busy CPU)."""
 
+_UNKNOWN_S = 7200.0
+"""For weights of unknown size."""
+
+_LARGEST_GIB = 700.0
+"""Of the largest models, such as one of 744 billion parameters in 8 bits: what counts for a size that is unknown."""
+
 _PREFIX = re.compile(r"^(\(\S+ pid=\d+\) *)?([A-Z]+ )?([\d-]+ [\d:.]+ )?(\[\S+:\d+\] *)?")
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 _FRACTION = re.compile(r"\b\d+/\d+\b")
@@ -43,7 +49,7 @@ class Allowed:
         return sum(self.by_phase.values())
 
 
-def allowed(deadlines: Deadlines, *, model_gib: float, compiles: bool) -> Allowed:
+def allowed(deadlines: Deadlines, *, model_gib: float | None, compiles: bool) -> Allowed:
     """Deadlines as given, else by model size.
 
     Defaults: a process says its first word within 2 min even from a cold disk (measured: 10 s warm, 43 s cold);
@@ -51,12 +57,17 @@ def allowed(deadlines: Deadlines, *, model_gib: float, compiles: bool) -> Allowe
     does the capture of a full set of graphs. Silence is a hang after half of that, and not before 2 min (a compile
     logs nothing while it works). They are ceilings against hanging for ever, not targets.
 
+    Weights of unknown size have to be downloaded first, at a speed nobody knows, and vLLM says nothing until it is
+    done (it disables the progress bars): 2 h, and 1 h of silence, are room for 140 GiB at 40 MiB/s. From the next
+    start on the size is known.
+
     Args:
         deadlines: Of the experiment.
-        model_gib: Size of the weights; 0 when unknown.
+        model_gib: Size of the weights; None when it is unknown.
         compiles: Whether the server compiles at all.
     """
-    weights_s = 300.0 + model_gib / 0.2
+    weights_s = _UNKNOWN_S if model_gib is None else 300.0 + model_gib / 0.2
+    model_gib = _LARGEST_GIB if model_gib is None else model_gib
     defaults = {
         PROCESS: 120.0,
         WEIGHTS: weights_s,

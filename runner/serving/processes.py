@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,11 @@ def identity(pid: int) -> str | None:
     """``pid-starttime`` of a process, unique for the life of the machine; None when it is gone or a zombie."""
     fields = _stat(pid)
     return None if fields is None or fields[0] == "Z" else f"{pid}-{fields[19]}"
+
+
+def first_gone(owners: Mapping[str, int]) -> str | None:
+    """Name of the first of these processes, name -> pid, that is gone; None while all live."""
+    return next((name for name, pid in owners.items() if identity(pid) is None), None)
 
 
 def marked(prefix: str = "") -> tuple[Marked, ...]:

@@ -11,22 +11,25 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from runner.errors import Cancelled, EnvironmentFault
 from runner.schema.launch import StartReport, StopReport, TrialOrder
 from runner.serving.command import command, environment
 from runner.serving.effective import effective
+from runner.serving.judge import taken_down
 from runner.serving.lease import LOOPBACK, PortLease, exclusive, lease_port
 from runner.serving.memory import Memory
 from runner.serving.phases import PROCESS, SETTINGS, Allowed, allowed
 from runner.serving.probe import Probe, Refused, Unreachable
+from runner.serving.processes import first_gone
 from runner.serving.redaction import redact_argv, redact_env, secrets
 from runner.serving.starting import Start
 from runner.serving.supervised import Stopped, Supervised
 from runner.serving.supervisor import LOG_NAME, ServerOrder
 from runner.serving.watch import Watch
+from runner.serving.weights import weights_gib
 
 OnPhase = Callable[[str, str], None]
 """Told the name of each phase as it begins, and a detail ("" for none)."""
@@ -37,8 +40,6 @@ _LONGEST_FOLDER = 50
 _RENDEZVOUS = re.compile(r"distributed_init_method=file://(/\S+/vllm_dist_\w+)")
 """vllm/utils/network_utils.py."""
 
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
-
 
 class Server:
     """The server of one trial. Nothing runs before ``start``.
@@ -48,7 +49,7 @@ class Server:
         folder: Where the server runs and its log goes; made if it is not there.
         gpu_ids: GPUs leased for it, by number or UUID.
         on_phase: Told where the trial is.
-        owners: Processes beside this one whose end shall be the server's.
+        owners: Name -> process beside this one whose end shall be the server's.
     """
 
     def __init__(
@@ -58,9 +59,9 @@ class Server:
         gpu_ids: tuple[str, ...],
         on_phase: OnPhase,
         *,
-        owners: tuple[int, ...] = (),
+        owners: Mapping[str, int] | None = None,
     ) -> None:
-        self._owners = owners
+        self._owners = owners or {}
         self._order = order
         self._folder = folder
         self._gpu_ids = gpu_ids
@@ -111,25 +112,34 @@ class Server:
             raise EnvironmentFault(f"this machine cannot start a server: {error}", phase=PROCESS) from error
 
     def _start(self) -> StartReport:
+        if (gone := first_gone(self._owners)) is not None:
+            raise EnvironmentFault(f"this node can start no server any more: {gone} is gone", phase=PROCESS)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._on_phase("memory", "")
         self._memory = Memory(self._watched_gpus(), self._order.deadlines.memory_s)
         self._memory.await_room(self._check_open)
         self._lease = lease_port()
-        limits = allowed(
-            self._order.deadlines,
-            model_gib=weights_gib(Path(self._order.model)),
-            compiles=not self._order.config.flags.get("enforce-eager", False),
-        )
+        limits = self._limits()
         begin_s = time.monotonic()
         with exclusive("start", self._queue) as let_go:
             queued_s = time.monotonic() - begin_s
             self.report = self._bring_up(limits, let_go, queued_s)
         return self.report
 
+    def _limits(self) -> Allowed:
+        order = self._order
+        model_gib: float | None = 0.0  # A simulated server has no weights.
+        if order.engine.kind != "simulated":
+            model_gib = weights_gib(order.model, order.config, {**os.environ, **order.config.env})
+        return allowed(
+            order.deadlines, model_gib=model_gib, compiles=not order.config.flags.get("enforce-eager", False)
+        )
+
     def check(self) -> None:
         """Raise the failure that the watch has found, if it has found one. Costs nothing."""
         self._check_open()
+        if self._process is not None and self._process.abandoned is not None:  # Before the watch comes to see it.
+            raise EnvironmentFault(taken_down(self._process.abandoned), phase="load")
         if self._watch is not None and self._watch.failure is not None:
             raise self._watch.failure
 
@@ -172,7 +182,7 @@ class Server:
                     env=env,
                     folder=str(self._folder),
                     marker=self._order.marker,
-                    owners=(os.getpid(), *self._owners),
+                    owners={"the node": os.getpid(), **self._owners},
                     hidden=hidden,
                     remove=() if self._sockets is None else (str(self._sockets),),
                 )
@@ -255,10 +265,3 @@ class Server:
 def rendezvous_files(lines: Iterable[str]) -> set[Path]:
     """Files that the server's workers met over, as its log names them; a killed server leaves them behind."""
     return {Path(match[1]) for match in map(_RENDEZVOUS.search, lines) if match}
-
-
-def weights_gib(model: Path) -> float:
-    """Size of the weight files in a model folder, GiB; 0 when there are none or it is not a folder."""
-    if not model.is_dir():
-        return 0.0
-    return sum(path.stat().st_size for path in model.iterdir() if path.suffix in _WEIGHTS) / 2**30

@@ -123,7 +123,7 @@ class Start:
 
     def _raise_exit(self) -> NoReturn:
         self._check_open()
-        if self._process.abandoned:
+        if self._process.unsupervised:
             raise self._failure(ServerExited, "the supervisor died, and its server was ended with it")
         code = self._process.exit_code
         self._follow(time.monotonic())
@@ -193,5 +193,12 @@ class Start:
         phase = self._progress.phase
         starting = phase != FIRST_TOKEN
         return self._witness.failure(
-            kind, message, self.lines, phase=phase, starting=starting, exit_code=exit_code, facts=facts
+            kind,
+            message,
+            self.lines,
+            phase=phase,
+            starting=starting,
+            exit_code=exit_code,
+            abandoned=self._process.abandoned,
+            facts=facts,
         )

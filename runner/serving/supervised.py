@@ -24,6 +24,10 @@ _MARGIN_S = 15.0
 """What a supervisor may take beyond the grace given to the server before the node takes over."""
 
 
+_LOOK_S = 2.0
+"""Longest wait for a supervisor to look at the shared memory of a server that is ready; it takes milliseconds."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Stopped:
     """How a server's tree went.
@@ -49,6 +53,7 @@ class Supervised:
         self._events: dict[str, dict[str, Any]] = {}
         self._over = threading.Event()
         self._known = threading.Event()
+        self._looked = threading.Event()
         with (Path(order.folder) / "supervisor.log").open("wb") as errors:
             self._popen = subprocess.Popen(
                 [sys.executable, "-I", "-c", _PROGRAM],
@@ -86,17 +91,27 @@ class Supervised:
 
     @property
     def ended(self) -> bool:
-        """Whether the leader has ended, or its supervisor has (which is the end of the tree as well)."""
-        return "exited" in self._events or self._over.is_set()
+        """Whether the leader has ended, or its supervisor has or is ending it."""
+        return "exited" in self._events or self.abandoned is not None or self._over.is_set()
 
     @property
-    def abandoned(self) -> bool:
+    def abandoned(self) -> str | None:
+        """Why the supervisor ends the server though nobody here asked for it: an owner is gone. None if it does not."""
+        why: str | None = self._events.get("abandoned", {}).get("why")
+        return why
+
+    @property
+    def unsupervised(self) -> bool:
         """Whether the supervisor died before its work was done."""
         return self._over.is_set() and "clean" not in self._events
 
     def tell_ready(self) -> None:
-        """From now on the server is measured: the supervisor does nothing but wait."""
+        """From now on the server is measured: the supervisor looks a last time, then does nothing but wait.
+
+        Returns when it has looked: a server that is killed before would leave its shared memory behind.
+        """
         self._send({"ready": True})
+        self._looked.wait(_LOOK_S)
 
     def stop(self, grace_s: float) -> Stopped:
         """Take the tree down: SIGTERM, at most ``grace_s``, SIGKILL. Safe to call again, and after any end."""
@@ -134,12 +149,16 @@ class Supervised:
         with stream:
             for line in stream:
                 event = json.loads(line)
-                self._events[event.pop("event")] = event
-                self._known.set()
+                name = event.pop("event")
+                self._events.setdefault(name, event)  # Of several owners that go, the first is the reason.
+                if name in ("started", "refused"):
+                    self._known.set()
+                if name == "ready":
+                    self._looked.set()
         if "clean" not in self._events:
             reap(self.marker)
-        self._over.set()
-        self._known.set()
+        for awaited in (self._over, self._known, self._looked):
+            awaited.set()
 
     def _await_start(self) -> None:
         self._known.wait(_MARGIN_S)

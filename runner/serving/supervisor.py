@@ -1,10 +1,11 @@
 """The process that holds one server's whole tree and ends it, whatever happens to the node that asked for it.
 
 It leaves the node's process tree (double fork, own session), becomes the reaper of every orphan below it, and waits
-for the first of: a stop request, the end of the pipe from the node, the end of the node itself, a signal, or the end
-of the server. Then it takes down the leader, its group, every descendant and everything with the trial's marker, and
-says so. It speaks JSON lines: an order and stop requests on standard input, events on standard output. Linux and the
-standard library only. What it cannot do is survive its own SIGKILL: the node reaps by marker then.
+for the first of: a stop request, the end of the pipe from the node, the end of an owner, a signal, or the end of the
+server. Then it takes down the leader, its group, every descendant and everything with the trial's marker, and says so;
+when nobody asked for it, it says why before it begins. It speaks JSON lines: an order and stop requests on standard
+input, events on standard output. Linux and the standard library only. What it cannot do is survive its own SIGKILL:
+the node reaps by marker then.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -27,6 +29,7 @@ from runner.serving.processes import (
     SUPERVISOR_VARIABLE,
     TRIAL_VARIABLE,
     descendants,
+    first_gone,
     group,
     identity,
     kill_all,
@@ -60,7 +63,7 @@ class ServerOrder:
         env: The server's whole environment; the marker is added.
         folder: Where the server runs and its ``server.log`` goes.
         marker: Carried by every process of the tree.
-        owners: Processes whose end, whichever comes first, is the server's.
+        owners: Name -> process; the end of any of them is the server's.
         hidden: Values that must not reach the log.
         remove: Folders that go when the server has gone.
     """
@@ -69,7 +72,7 @@ class ServerOrder:
     env: Mapping[str, str]
     folder: str
     marker: str
-    owners: Sequence[int]
+    owners: Mapping[str, int]
     hidden: Sequence[str] = ()
     remove: Sequence[str] = ()
 
@@ -93,11 +96,12 @@ class Supervisor:
     def run(self) -> None:
         """Start the server, wait, take it down, report."""
         self._watch_signals()
-        self._watch_owner()
+        self._watch_owners()
         try:
             self._spawn()
         except OSError as error:
             _tell(event="refused", error=str(error))
+            self._remove_folders()
             return
         self._pump(lambda: self._exit_code is not None or self._kill_at is not None)
         if self._exit_code is None:
@@ -107,6 +111,8 @@ class Supervisor:
 
     def _spawn(self) -> None:
         order = self._order
+        if (gone := first_gone(order.owners)) is not None:
+            raise ProcessLookupError(f"{gone} is gone")
         own = {TRIAL_VARIABLE: order.marker, SUPERVISOR_VARIABLE: identity(os.getpid()) or "", "SPT_NOENV": "1"}
         reading, writing = os.pipe()
         process = subprocess.Popen(
@@ -135,31 +141,34 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         self._selector.register(reading, selectors.EVENT_READ, self._reap)
 
-    def _watch_owner(self) -> None:
+    def _watch_owners(self) -> None:
         os.set_blocking(0, False)
         self._selector.register(0, selectors.EVENT_READ, self._read_requests)
         # The pipe alone would not tell while a process that the node forked still holds its other end.
-        with contextlib.suppress(OSError):
-            for owner in self._order.owners:
-                self._selector.register(os.pidfd_open(owner), selectors.EVENT_READ, self._owner_gone)
-        if not all(identity(owner) for owner in self._order.owners):
-            self._end_within(ABANDONED_GRACE_S)
+        for name, pid in self._order.owners.items():
+            with contextlib.suppress(OSError):
+                self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, partial(self._owner_gone, name))
 
     def _end_within(self, grace_s: float) -> None:
         kill_at = time.monotonic() + grace_s
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _abandon(self, why: str) -> None:
+        """End a server that did nothing wrong. The reason goes ahead, or its end would be taken for its own."""
+        _tell(event="abandoned", why=why)
         self._end_within(ABANDONED_GRACE_S)
 
-    def _owner_gone(self, fd: int) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._abandon(f"its supervisor was ended by {signal.Signals(number).name}")
+
+    def _owner_gone(self, name: str, fd: int) -> None:
         self._selector.unregister(fd)
-        self._end_within(ABANDONED_GRACE_S)
+        self._abandon(f"{name} is gone")
 
     def _read_requests(self, fd: int) -> None:
         data = os.read(fd, 4096)
         if not data:
-            self._owner_gone(fd)
+            self._owner_gone("the node", fd)
             return
         *lines, self._requests = (self._requests + data).split(b"\n")
         for line in lines:
@@ -169,6 +178,7 @@ class Supervisor:
             else:
                 self._look_at_shared_memory()
                 self._ready = True
+                _tell(event="ready")
 
     def _read_log(self, fd: int) -> None:
         """Take what the pipe holds, but not for ever: a flood must not keep the loop from its other duties."""
@@ -227,14 +237,17 @@ class Supervisor:
         left = kill_all(self._victims_now, _KILL_S)
         self._serve(self._read_log)
         remove_orphaned(self._shared_memory)
-        for folder in self._order.remove:
-            shutil.rmtree(folder, ignore_errors=True)
+        self._remove_folders()
         _tell(
             event="clean",
             killed=len(remaining),
             left=list(left),
             seconds=time.monotonic() - begin,
         )
+
+    def _remove_folders(self) -> None:
+        for folder in self._order.remove:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _victims_now(self) -> set[int]:
         self._serve(self._reap)

@@ -90,7 +90,7 @@ class Watch:
             self._progress, self._moved_s = progress, now_s
 
     def _ended(self) -> TrialFailure:
-        if self._process.abandoned:
+        if self._process.unsupervised:
             return self._failed(ServerExited, "the supervisor died, and its server was ended with it")
         code = self._process.exit_code
         ended = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
@@ -108,4 +108,7 @@ class Watch:
         facts: dict[str, Any] | None = None,
     ) -> TrialFailure:
         lines = self._follower.lines()
-        return self._witness.failure(kind, message, lines, phase="load", exit_code=exit_code, facts=facts)
+        why = self._process.abandoned
+        return self._witness.failure(
+            kind, message, lines, phase="load", exit_code=exit_code, abandoned=why, facts=facts
+        )

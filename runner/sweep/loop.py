@@ -73,7 +73,7 @@ class Loop:
             if record.effective is not None and record.effective.nccl_choice:
                 self._choices[_collectives(record.config)] = record.effective.nccl_choice
         self._node: NodeHandle | None = None
-        self._provenance = Provenance()
+        self._provenance: Provenance | None = None
         self.quarantined: list[str] = []
 
     def run(self) -> None:
@@ -82,6 +82,8 @@ class Loop:
         began = time.monotonic()
         budget_s = self._plan.experiment.budget.wall_s
         while not self._interrupt.asked:
+            if self._cluster.lost is not None:
+                self._give_up(self._cluster.lost)
             over = budget_s is not None and time.monotonic() - began > budget_s
             proposal = self._searcher.ask(closing=over)
             if proposal is None:
@@ -119,7 +121,7 @@ class Loop:
             )
         )
         try:
-            node = self._cluster.node(config.gpus)
+            node = self._lease(config.gpus)
         except TrialFailure as failure:
             result = trial.TrialResult(failure=trial.failure_of(failure))
             return self._record(proposal, config, result, started_at, Provenance()), {}
@@ -138,6 +140,15 @@ class Loop:
         record = self._record(proposal, config, result, started_at, provenance)
         return _costed(record, time.monotonic() - began, evidence_s), result.files
 
+    def _lease(self, gpus: int) -> NodeHandle:
+        """A node, which looks around first when it is a new one: its machine need not be the one this runs on."""
+        node = self._cluster.node(gpus)
+        if node is not self._node:
+            self._node, self._provenance = node, None
+            for line in node.reap_leftovers():
+                self._display.say(line)
+        return node
+
     def _after(self, node: NodeHandle, order: TrialOrder, result: trial.TrialResult) -> Provenance:
         """Leaves the node clean for the next trial, or gives it up."""
         if result.stopped is not None and result.stopped.quarantined:
@@ -145,17 +156,28 @@ class Loop:
             self._cluster.quarantine()
             return Provenance()
         try:
-            if node is not self._node:
+            if self._provenance is None:
                 # Asked once per node: what is installed there does not change under a study.
-                self._node, self._provenance = node, node.provenance()
-            node.phase()
+                self._provenance = node.provenance()
+            node.check()
             return self._provenance
         except EnvironmentFault as gone:
             log.warning("%s", gone.message)
-        self._cluster.drop()
-        for line in self._cluster.node(order.config.gpus).reap(order.marker):
-            self._display.say(f"  left over by the lost actor, ended: {line}")
+        self._replace(order)
         return Provenance()
+
+    def _replace(self, order: TrialOrder) -> None:
+        """Another node for one that is lost, and an end to what that one left; without one the sweep ends."""
+        self._cluster.drop()
+        try:
+            for line in self._lease(order.config.gpus).reap(order.marker):
+                self._display.say(f"  left over by the lost actor, ended: {line}")
+        except EnvironmentFault as none:
+            self._give_up(none.message)
+
+    def _give_up(self, why: str) -> None:
+        """Ends the sweep before it charges what Ray did to one configuration after another."""
+        self._searcher.stop(f"Ray is gone: {why}; the same command goes on")
 
     def _twin(self, proposal: Proposal, config: LaunchConfig, started: StartReport) -> int | None:
         """The trial that already measured what this server really runs; deliberate repeats have none."""
