@@ -28,6 +28,11 @@ def interpreter(ordered: str | None = None) -> str:
     return str(Path(found).expanduser().absolute()) if os.sep in found else found
 
 
+def served_name(order: TrialOrder) -> str:
+    """The name the trial's model goes by; nobody else's server has it."""
+    return f"trial-{order.marker}".replace("/", "-")
+
+
 def command(order: TrialOrder, *, port: int, served_name: str) -> list[str]:
     """The server's whole command line, bound to loopback."""
     words = argv(order.config, model=order.model, host=LOOPBACK, port=port, served_name=served_name)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from runner.errors import Cancelled, EnvironmentFault
 from runner.schema.launch import StartReport, StopReport, TrialOrder
-from runner.serving.command import command, environment
+from runner.serving.command import command, environment, served_name
 from runner.serving.effective import effective
 from runner.serving.judge import taken_down
 from runner.serving.lease import LOOPBACK, PortLease, exclusive, lease_port
@@ -39,6 +39,14 @@ _LONGEST_FOLDER = 50
 
 _RENDEZVOUS = re.compile(r"distributed_init_method=file://(/\S+/vllm_dist_\w+)")
 """vllm/utils/network_utils.py."""
+
+
+def limits_of(order: TrialOrder) -> Allowed:
+    """How long the start of this trial may take on this machine."""
+    model_gib: float | None = 0.0  # A simulated server has no weights.
+    if order.engine.kind != "simulated":
+        model_gib = weights_gib(order.model, order.config, {**os.environ, **order.config.env})
+    return allowed(order.deadlines, model_gib=model_gib, compiles=not order.config.flags.get("enforce-eager", False))
 
 
 class Server:
@@ -76,7 +84,7 @@ class Server:
         self._closing = threading.Event()
         self._spawning = threading.Lock()
         self._stopping = threading.Lock()
-        self.served_name = f"trial-{order.marker}".replace("/", "-")
+        self.served_name = served_name(order)
         self.report: StartReport | None = None
 
     @property
@@ -119,21 +127,12 @@ class Server:
         self._memory = Memory(self._watched_gpus(), self._order.deadlines.memory_s)
         self._memory.await_room(self._check_open)
         self._lease = lease_port()
-        limits = self._limits()
+        limits = limits_of(self._order)
         begin_s = time.monotonic()
         with exclusive("start", self._queue) as let_go:
             queued_s = time.monotonic() - begin_s
             self.report = self._bring_up(limits, let_go, queued_s)
         return self.report
-
-    def _limits(self) -> Allowed:
-        order = self._order
-        model_gib: float | None = 0.0  # A simulated server has no weights.
-        if order.engine.kind != "simulated":
-            model_gib = weights_gib(order.model, order.config, {**os.environ, **order.config.env})
-        return allowed(
-            order.deadlines, model_gib=model_gib, compiles=not order.config.flags.get("enforce-eager", False)
-        )
 
     def check(self) -> None:
         """Raise the failure that the watch has found, if it has found one. Costs nothing."""

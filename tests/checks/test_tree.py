@@ -46,6 +46,14 @@ def test_no_file_is_large() -> None:
     assert [path.name for path in tracked() if path.stat().st_size > 1_000_000] == []
 
 
+def test_no_module_is_named_after_a_vendor() -> None:
+    """Rooms and modules are named by what they do; who does it inside may change."""
+    vendors = {"vllm", "ray", "optuna", "mlflow", "torch"}
+    modules = [path.relative_to(ROOT) for path in tracked() if path.suffix == ".py"]
+    words = {path: {word for part in path.with_suffix("").parts for word in part.split("_")} for path in modules}
+    assert [str(path) for path, found in words.items() if found & vendors] == []
+
+
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.name)
 def test_every_experiment_loads(path: Path) -> None:
     """Shipped experiments are valid, and what a simulated one names is there."""

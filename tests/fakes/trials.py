@@ -10,7 +10,7 @@ from runner.schema.experiment import Deadlines, Engine, Protocol, Workload
 from runner.schema.launch import LaunchConfig, TrialOrder
 from runner.serving.processes import marked
 
-FAKE = Path(__file__).with_name("fake_vllm.py")
+FAKE = Path(__file__).with_name("fake_engine.py")
 
 QUICK = Deadlines(
     process_s=30,

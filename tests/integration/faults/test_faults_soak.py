@@ -137,7 +137,7 @@ def test_two_hundred_trials_leave_nothing(tmp_path: Path) -> None:
 
 def interpreter(folder: Path) -> str:
     """An interpreter whose servers are fakes, and which is a real one for everything else."""
-    fake = ROOT / "tests" / "fakes" / "fake_vllm.py"
+    fake = ROOT / "tests" / "fakes" / "fake_engine.py"
     path = folder / "python"
     path.write_text(
         f'#!/bin/sh\ncase "$*" in *--port*) exec {sys.executable} {fake} "$@";; *) exec {sys.executable} "$@";; esac\n'
