@@ -193,7 +193,10 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.drop()
-        ray.shutdown()
+        if self.lost is None:
+            ray.shutdown()
+        # Else Ray's own hook does it when the program exits: without its daemon Ray may end this process from a thread
+        # of its own while it shuts down ("The process will exit"), and a summary is still owed.
 
     @property
     def gpus(self) -> int:

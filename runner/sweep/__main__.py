@@ -31,7 +31,10 @@ PLAIN_WIDTH = 140
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Entry point. Returns the exit code: 0 done, 1 nothing could be measured, 2 bad input, 130 stopped by the user."""
+    """Entry point. Returns the exit code.
+
+    0: done. 1: nothing could be measured, or the machine put an end to it. 2: bad input. 130: stopped by the user.
+    """
     options, arguments = parse(words)
     # Whatever is written from here on, by whichever library or child, is the user's own.
     os.umask(0o077)
@@ -107,12 +110,12 @@ def sweep(options: Options, arguments: argparse.Namespace, console: Console) -> 
     look_around(plan, root, console)
     with Interrupt(lambda text: console.print(text, style="bold")) as interrupt:
         with open_or_fork(plan, options, root, console) as study:
-            run_study(plan, options, study, console, interrupt)
+            whole = run_study(plan, options, study, console, interrupt)
             summary = print_summary(plan, study, console)
         if interrupt.asked:
             console.print("stopped; the same command goes on where this left off", style="bold")
             return 130
-    return 0 if summary.standings or summary.synthetic else 1
+    return 0 if whole and (summary.standings or summary.synthetic) else 1
 
 
 def look_around(plan: Plan, root: Path, console: Console) -> None:
@@ -153,8 +156,8 @@ def open_or_fork(plan: Plan, options: Options, root: Path, console: Console) -> 
     return study
 
 
-def run_study(plan: Plan, options: Options, study: StudyFiles, console: Console, interrupt: Interrupt) -> None:
-    """Goes on with the study until its end or until somebody asks to stop."""
+def run_study(plan: Plan, options: Options, study: StudyFiles, console: Console, interrupt: Interrupt) -> bool:
+    """Goes on with the study until its end or until somebody asks to stop; whether the machine let it."""
     root = study.folder.parent
     for running in study.half_run():
         record = study.close_half_run(running, datetime.now(UTC))
@@ -189,6 +192,7 @@ def run_study(plan: Plan, options: Options, study: StudyFiles, console: Console,
         console.print(f"MLflow: {problem}; the records are whole, the next sweep of this study logs the rest")
     for gpu in loop.quarantined:
         console.print(f"GPU {gpu} did not give its memory back and was left out from then on", style="yellow")
+    return searcher.stopped is None
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def test_a_killed_raylet_is_charged_to_no_configuration(folder: Path, start: Sta
     below = psutil.Process(sweep._process.pid).children(recursive=True)
     next(process for process in below if process.name() == "raylet").kill()
     assert sweep.end() == 1, sweep.text
-    assert "Ray is gone" in sweep.text
+    assert "Ray is gone" in sweep.text, sweep.text
     assert "the same command goes on" in sweep.text
     wait_until_gone(STUDY)
     assert psutil.wait_procs(below, timeout=30)[1] == []
