@@ -26,13 +26,13 @@ QUICK = Protocol(
 """Short enough for a test, long enough for whole-second bins."""
 
 
-ATTEMPTS = 3
+ATTEMPTS = 5
 
 Found = TypeVar("Found")
 
 
 def tried(attempt: Callable[[], Found], good: Callable[[Found], bool]) -> Found:
-    """The first of three attempts that is good, else the last: another process on the machine may spoil one."""
+    """The first of five attempts that is good, else the last: another process on the machine may spoil one."""
     for _ in range(ATTEMPTS - 1):
         if good(found := attempt()):
             return found

@@ -84,21 +84,30 @@ def test_a_sweep_measures_records_tracks_and_exports(folder: Path, start: Start)
 
 
 def test_an_edited_space_is_refused_and_can_be_forked(folder: Path, start: Start) -> None:
-    """A changed space stops with the difference; a fork takes the finished trials over and runs only what is new."""
-    assert start("--trials", "2").end() == 0
+    """A changed space stops with the difference; a fork takes the finished trials over and runs only what is new.
+
+    What NCCL chose is asked by a start of its own, once for the same environment, and known from the records then.
+    """
+    first = start("--trials", "2", "--evidence")
+    assert first.end() == 0, first.text
+    assert first.text.count("evidence start") == 1, first.text
     (folder / "space.yaml").write_text(SPACE.replace("[1, 2, 64]", "[1, 2, 64, 128]"))
     refused = start("--trials", "3")
     assert refused.end() == 2
     assert "- 64" in refused.text
     assert "--fork" in refused.text
 
-    forked = start("--trials", "3", "--study", "wider", "--fork", STUDY)
+    forked = start("--trials", "3", "--study", "wider", "--fork", STUDY, "--evidence")
     assert forked.end() == 0, forked.text
     lines = (folder / "results" / "wider" / "trials.jsonl").read_text().splitlines()
     assert [json.loads(line)["number"] for line in lines] == [0, 1, 2]
     assert [json.loads(line)["fingerprint"] for line in lines[:2]] == [r["fingerprint"] for r in records(folder)]
     assert "trial 2" in forked.text
     assert "trial 1 " not in forked.text
+    assert "evidence start" not in forked.text
+    choices = [json.loads(line)["effective"]["nccl_choice"] for line in lines]
+    assert choices[0]
+    assert choices == [choices[0]] * 3
 
 
 @pytest.mark.parametrize(
