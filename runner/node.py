@@ -134,9 +134,7 @@ class Node:
         Returns:
             What was found, a line each.
         """
-        found = [f"left behind by {one.marker}, ended: pid {one.pid} {one.command}" for one in processes.leftovers()]
-        processes.reap_leftovers()
-        return found
+        return processes.end_leftovers()
 
     def provenance(self) -> Provenance:
         """What this machine is and has installed."""

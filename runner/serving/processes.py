@@ -74,6 +74,13 @@ def reap_leftovers(prefix: str = "", *, wait_s: float = 5.0) -> tuple[int, ...]:
     return kill_all(lambda: {process.pid for process in leftovers(prefix)}, wait_s)
 
 
+def end_leftovers() -> list[str]:
+    """Kill what crashed sweeps left on this machine; a line for each process that was found."""
+    found = [f"left behind by {one.marker}, ended: pid {one.pid} {one.command[:80]}" for one in leftovers()]
+    reap_leftovers()
+    return found
+
+
 def kill_all(victims: Callable[[], set[int]], wait_s: float, *, poll_s: float = 0.05) -> tuple[int, ...]:
     """SIGKILL what ``victims()`` names until it names nobody, for at most ``wait_s``; return who is left.
 

@@ -15,7 +15,7 @@ from runner.records import StudyFiles, fork_study, open_study, results_root
 from runner.schema.study import StudyDescription
 from runner.search import Searcher
 from runner.serving.checks import Verdict, all_checks
-from runner.serving.processes import leftovers, reap_leftovers
+from runner.serving.processes import end_leftovers
 from runner.serving.provenance import provenance
 from runner.space import explain
 from runner.sweep.display import Display
@@ -124,9 +124,8 @@ def look_around(plan: Plan, root: Path, console: Console) -> None:
     Raises:
         UsageError: Something is in the way that the user must mend first.
     """
-    for process in leftovers():
-        console.print(f"left behind by {process.marker}, ended: pid {process.pid} {process.command[:80]}", markup=False)
-    reap_leftovers()
+    for line in end_leftovers():
+        console.print(line, markup=False)
     found = all_checks(root, plan.experiment)
     wrong = [check for check in found if check.verdict is Verdict.WRONG]
     for check in found:

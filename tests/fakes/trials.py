@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from runner.errors import TrialFailure
 from runner.schema.experiment import Deadlines, Engine, Protocol, Workload
 from runner.schema.launch import LaunchConfig, TrialOrder
 from runner.serving.processes import marked
+from runner.serving.server import Server
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 
@@ -94,3 +96,18 @@ def until(holds: Callable[[], bool], wait_s: float = 15.0) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def noticed(server: Server, wait_s: float = 15.0) -> TrialFailure:
+    """The failure that ``check`` comes to raise."""
+    found: list[TrialFailure] = []
+
+    def look() -> bool:
+        try:
+            server.check()
+        except TrialFailure as failure:
+            found.append(failure)
+        return bool(found)
+
+    assert until(look, wait_s), "the failure was not noticed"
+    return found[0]

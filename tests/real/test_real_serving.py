@@ -18,7 +18,7 @@ from runner.schema.launch import LaunchConfig, StartReport
 from runner.serving.processes import marked
 from runner.serving.server import Server
 from tests.fakes.real import real_order
-from tests.fakes.trials import left_of, until
+from tests.fakes.trials import left_of, noticed, until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -94,17 +94,7 @@ def test_a_dead_engine_is_noticed_and_nothing_stays(served: Server) -> None:
     """SIGKILL of the engine core ends the trial within seconds, and its worker, which vLLM would leave, goes too."""
     engine = next(one.pid for one in marked(served._order.marker) if "EngineCore" in one.command)
     os.kill(engine, signal.SIGKILL)
-    found: list[TrialFailure] = []
-
-    def noticed() -> bool:
-        try:
-            served.check()
-        except TrialFailure as failure:
-            found.append(failure)
-        return bool(found)
-
-    assert until(noticed, 20)
-    assert isinstance(found[0], EngineDead | ServerExited)
+    assert isinstance(noticed(served, 20), EngineDead | ServerExited)
     served.stop()
     assert left_of(served._order.marker) == []
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import EnvironmentFault, TrialFailure
+from runner.errors import EnvironmentFault
 from runner.node import Node
 from runner.serving.server import Server
-from tests.fakes.trials import SHORT, left_of, order, until
+from tests.fakes.trials import SHORT, left_of, noticed, order, until
 
 NAME = "the test's daemon"
 
@@ -101,18 +101,9 @@ def test_a_supervisor_that_is_told_to_end(tmp_path: Path) -> None:
     server.start()
     assert server._process is not None
     os.kill(server._process.supervisor_pid, signal.SIGTERM)
-    found: list[TrialFailure] = []
-
-    def noticed() -> bool:
-        try:
-            server.check()
-        except TrialFailure as failure:
-            found.append(failure)
-        return bool(found)
-
-    assert until(noticed)
-    assert isinstance(found[0], EnvironmentFault)
-    assert "SIGTERM" in found[0].message
+    failure = noticed(server)
+    assert isinstance(failure, EnvironmentFault)
+    assert "SIGTERM" in failure.message
     assert until(lambda: server._watch is not None and isinstance(server._watch.failure, EnvironmentFault))
     server.stop()
     assert left_of(trial.marker) == []

@@ -16,28 +16,13 @@ from runner.errors import EngineDead, Hang, OutOfMemory, ServerExited, TrialFail
 from runner.node import Node
 from runner.schema.launch import TrialOrder
 from runner.serving.server import Server
-from tests.fakes.trials import PATIENT, SHORT, STALLING, left_of, order, until
+from tests.fakes.trials import PATIENT, SHORT, STALLING, left_of, noticed, order, until
 
 
 def ready(trial: TrialOrder, folder: Path, gpu_ids: tuple[str, ...] = ()) -> Server:
     server = Server(trial, folder / "trial", gpu_ids, lambda name, detail: None)
     server.start()
     return server
-
-
-def noticed(server: Server, wait_s: float = 15.0) -> TrialFailure:
-    """The failure that ``check`` comes to raise."""
-    found: list[TrialFailure] = []
-
-    def look() -> bool:
-        try:
-            server.check()
-        except TrialFailure as failure:
-            found.append(failure)
-        return bool(found)
-
-    assert until(look, wait_s), "the failure was not noticed"
-    return found[0]
 
 
 def pids(marker: str) -> list[int]:
